@@ -1,0 +1,148 @@
+"""The top level of a config: the same fields in every run, and the settings blocks that have no class to plug in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ml_collections import config_dict
+
+from flaxrl import checks
+from flaxrl.build import config_for
+from flaxrl.errors import ConfigError
+
+TOP_LEVEL = (
+    "seed",
+    "total_steps",
+    "env",
+    "model",
+    "loss",
+    "optimizer",
+    "source",
+    "update",
+    "mesh",
+    "log",
+    "eval",
+    "checkpoint",
+)
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How one trajectory becomes gradient steps.
+
+    Attributes:
+        epochs: passes over the trajectory.
+        minibatches: parts a pass is split into (along B for sequence losses, over T x B rows for step losses).
+        target_period: optimizer steps between copies to the target network; None for losses without one.
+        max_skipped: the run ends after this many non-finite gradient steps in a row.
+    """
+
+    epochs: int = 1
+    minibatches: int = 1
+    target_period: int | None = None
+    max_skipped: int = 10
+
+    def __post_init__(self) -> None:
+        checks.positive(self, "epochs", "minibatches", "target_period", "max_skipped")
+
+
+@dataclass(frozen=True)
+class MeshSettings:
+    """The device mesh; -1 takes the devices that are left.
+
+    Attributes:
+        data: devices that split the batch and hold whole parameters.
+        fsdp: devices that split the batch and also the parameters named by `rules`.
+        rules: (regex on the parameter path, 'fsdp' or 'replicated') pairs; the first match wins, else replicated.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    rules: tuple = ()
+
+    def __post_init__(self) -> None:
+        for name in ("data", "fsdp"):
+            if getattr(self, name) != -1:
+                checks.positive(self, name)
+        for rule in self.rules:
+            if len(rule) != 2 or rule[1] not in ("fsdp", "replicated"):
+                raise ConfigError(f"mesh.rules holds {rule!r}; a rule is (regex, 'fsdp') or (regex, 'replicated')")
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """Metrics output.
+
+    Attributes:
+        every: steps between two lines of metrics.
+        writers: 'json_lines', 'tensorboard' or 'package.module:Class', any number of them.
+    """
+
+    every: int = 10_000
+    writers: tuple[str, ...] = ("json_lines", "tensorboard")
+
+    def __post_init__(self) -> None:
+        checks.positive(self, "every")
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """Evaluation on envs of its own: whole episodes, raw scores.
+
+    Attributes:
+        every: steps between evaluations; None only evaluates at the end.
+        episodes: episodes an evaluation, one from each of as many seeds.
+        greedy: the policy's mode; False samples from it.
+        seed: env i starts from a seed that follows from this one and i, the same at each evaluation.
+    """
+
+    every: int | None = None
+    episodes: int = 10
+    greedy: bool = True
+    seed: int = 1_000_003
+
+    def __post_init__(self) -> None:
+        checks.positive(self, "every", "episodes")
+        checks.non_negative(self, "seed")
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Checkpoints: the latest few and the best, kept apart.
+
+    Attributes:
+        every: steps between two saves; None only saves at the end and on interruption.
+        keep: how many of the latest stay.
+        keep_best: how many of the best (by mean evaluation return) stay.
+    """
+
+    every: int | None = 500_000
+    keep: int = 2
+    keep_best: int = 1
+
+    def __post_init__(self) -> None:
+        checks.positive(self, "every", "keep", "keep_best")
+
+
+def run_config(**fields: Any) -> config_dict.ConfigDict:
+    """A whole run's config: the given top-level fields, defaults for the rest, locked.
+
+    Args:
+        **fields: any of `TOP_LEVEL`; blocks come from `config_for`.
+
+    Raises:
+        ConfigError: on an unknown or missing field.
+    """
+    for key in fields:
+        if key not in TOP_LEVEL:
+            raise ConfigError(f"config has no field {key!r}; {checks.nearest(key, TOP_LEVEL)}")
+    missing = [k for k in ("env", "model", "loss", "source") if k not in fields]
+    if missing:
+        raise ConfigError(f"config needs {', '.join(missing)}, each made by flaxrl.config_for(...)")
+    defaults: dict[str, Any] = {"seed": 0, "total_steps": 1_000_000}
+    defaults |= {k: config_for(k) for k in ("optimizer", "update", "mesh", "log", "eval", "checkpoint")}
+    config = config_dict.ConfigDict()
+    for key in TOP_LEVEL:
+        config[key] = fields[key] if key in fields else defaults[key]
+    return config.lock()

@@ -1,0 +1,1 @@
+"""Environments: the episode rule (`base`), their specs, and one adapter a suite."""

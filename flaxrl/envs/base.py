@@ -1,0 +1,132 @@
+"""The episode rule, written once: two interfaces, and AutoReset, which turns one pure env into a batch."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from flaxrl.envs.spec import EnvSpec
+from flaxrl.types import FIRST, LAST, MID, Array, PyTree, Timestep
+
+EnvState = Any
+
+
+class JaxEnv(abc.ABC):
+    """ONE env, pure JAX, that never resets itself. AutoReset owns batching, step types, totals and the reset."""
+
+    spec: EnvSpec
+
+    @abc.abstractmethod
+    def reset(self, key: Array) -> tuple[EnvState, PyTree, Array | None]:
+        """Starts an episode: (state, observation, action_mask or None)."""
+
+    @abc.abstractmethod
+    def step(
+        self, state: EnvState, action: Array, key: Array
+    ) -> tuple[EnvState, PyTree, Array, Array, Array, Array | None]:
+        """Takes one action: (state, observation, reward, terminated, truncated, action_mask or None)."""
+
+
+class HostEnv(abc.ABC):
+    """A batch of envs, stateful, numpy, already speaking the episode rule.
+
+    The constructor takes `num_envs` besides its config fields and does nothing costly; heavy imports and processes wait
+    for the first use of `spec` or `reset`.
+    """
+
+    num_envs: int
+    spec: EnvSpec
+
+    @abc.abstractmethod
+    def reset(self, seed: int) -> Timestep:
+        """Restarts every env, env i from `seed + i`; answers FIRST rows."""
+
+    @abc.abstractmethod
+    def step(self, action: np.ndarray) -> Timestep:
+        """One action an env (0-based); where the last answer was LAST the action is ignored and FIRST answers."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Frees threads, processes and emulators; may be called twice."""
+
+
+class AutoResetState(struct.PyTreeNode):
+    """A batch of running envs: their own states and the timestep each last answered, leaves `[B, ...]`."""
+
+    env: EnvState
+    timestep: Timestep
+
+
+class AutoReset:
+    """A batch of `env`s under the episode rule; pure, so it may be jitted, scanned and sharded over B.
+
+    Each env has a key of its own: what it does depends neither on the batch it runs in nor on the device.
+    """
+
+    def __init__(self, env: JaxEnv):
+        self.env = env
+        self.spec = env.spec
+
+    def reset(self, keys: Array) -> AutoResetState:
+        """Starts an episode in every env.
+
+        Args:
+            keys: PRNG keys `[B]`.
+        """
+        state, observation, mask = jax.vmap(self.env.reset)(keys)
+        batch = keys.shape[0]
+        timestep = Timestep(
+            observation=observation,
+            reward=jnp.zeros((batch,), jnp.float32),
+            discount=jnp.ones((batch,), jnp.float32),
+            step_type=jnp.full((batch,), FIRST, jnp.int8),
+            action_mask=mask,
+            episode_return=jnp.zeros((batch,), jnp.float32),
+            episode_length=jnp.zeros((batch,), jnp.int32),
+        )
+        return AutoResetState(state, timestep)
+
+    def step(self, state: AutoResetState, action: Array, keys: Array) -> AutoResetState:
+        """One action an env; where the last answer was LAST the action is ignored and the env starts anew.
+
+        Args:
+            state: the running envs.
+            action: `[B, ...]`, 0-based.
+            keys: PRNG keys `[B]`.
+        """
+        previous = state.timestep
+        over = previous.step_type == LAST
+        env_state, observation, reward, terminated, truncated, mask = jax.vmap(self.env.step)(state.env, action, keys)
+        reward = reward.astype(jnp.float32)
+        stepped = AutoResetState(
+            env_state,
+            Timestep(
+                observation=observation,
+                reward=reward,
+                discount=1.0 - terminated.astype(jnp.float32),
+                step_type=jnp.where(terminated | truncated, LAST, MID).astype(jnp.int8),
+                action_mask=mask,
+                episode_return=previous.episode_return + reward,
+                episode_length=previous.episode_length + 1,
+            ),
+        )
+
+        def restart(stepped: AutoResetState) -> AutoResetState:
+            fresh = self.reset(jax.vmap(lambda k: jax.random.fold_in(k, 1))(keys))
+            return jax.tree.map(lambda f, s: _where(over, f, s), fresh, stepped)
+
+        # Outside the vmap, so that a step on which no env is over pays nothing for resets.
+        return jax.lax.cond(jnp.any(over), restart, lambda s: s, stepped)
+
+
+def _where(condition: Array, x: Array, y: Array) -> Array:
+    """`jnp.where` over the leading axis; PRNG keys too."""
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _where(condition, jax.random.key_data(x), jax.random.key_data(y))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - 1)), x.astype(y.dtype), y)

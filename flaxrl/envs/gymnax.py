@@ -1,0 +1,179 @@
+"""Gymnax's games (classic control, bsuite, MinAtar, ...) as pure JAX envs."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxrl import checks
+from flaxrl.envs.base import EnvState, JaxEnv
+from flaxrl.envs.spec import ArraySpec, Box, Discrete, EnvSpec
+from flaxrl.errors import ConfigError
+from flaxrl.types import Array, PyTree
+
+
+@dataclass
+class Gymnax(JaxEnv):
+    """One game of gymnax, under the episode rule: a time limit truncates, and the env never resets itself.
+
+    Discrete observations are given one-hot (float32); float64 becomes float32; the rest keeps its dtype.
+
+    Attributes:
+        game: gymnax's id in any spelling ('CartPole-v1', 'breakout-minatar'), or its first part where that is unique
+            ('catch', 'breakout').
+        max_steps: agent steps before an episode is truncated; None keeps the game's own limit.
+        kwargs: constructor arguments of the game, e.g. `{'num_bits': 2}` for MemoryChain.
+        params: fields of the game's EnvParams, e.g. `{'memory_length': 20}` for MemoryChain.
+
+    Raises:
+        ConfigError: an unknown game, argument or parameter, on the first use of `spec`, `reset` or `step`: importing
+            gymnax takes seconds, so constructing does not.
+    """
+
+    game: str = "CartPole-v1"
+    max_steps: int | None = None
+    kwargs: dict = field(default_factory=dict)
+    params: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.in_range(self, "max_steps", low=1)
+
+    @functools.cached_property
+    def _made(self) -> tuple[Any, Any]:
+        """Gymnax's env and its parameters."""
+        registration = _import_registration()
+        game = resolve_game(self.game, list(registration.registered_envs))
+        try:
+            env, params = registration.make(game, **self.kwargs)
+        except Exception as error:
+            given = f" with kwargs {self.kwargs}" if self.kwargs else ""
+            raise ConfigError(f"Gymnax: {game}{given} cannot be made: {type(error).__name__}: {error}") from error
+        known = list(params.__dataclass_fields__)
+        for name in self.params:
+            if name not in known:
+                raise ConfigError(f"Gymnax.params: {game} has no parameter {name!r}; {checks.nearest(name, known)}")
+        changes = dict(self.params)
+        if self.max_steps is not None:
+            changes["max_steps_in_episode"] = self.max_steps
+        return env, params.replace(**changes)
+
+    @functools.cached_property
+    def spec(self) -> EnvSpec:
+        """What the game observes and accepts."""
+        env, params = self._made
+        shapes = jax.eval_shape(env.reset_env, jax.random.key(0), params)[0]
+        return EnvSpec(
+            observation=_observation_spec(env.observation_space(params), shapes),
+            action=_action_spec(env.action_space(params), self.game),
+        )
+
+    def reset(self, key: Array) -> tuple[EnvState, PyTree, None]:
+        """Starts an episode: (state, observation, None)."""
+        env, params = self._made
+        observation, state = env.reset_env(key, params)
+        return jax.tree.map(_strong, state), self._observation(observation), None
+
+    def step(self, state: EnvState, action: Array, key: Array) -> tuple[EnvState, PyTree, Array, Array, Array, None]:
+        """Takes one action: (state, observation, reward float32, terminated bool, truncated bool, None)."""
+        env, params = self._made
+        observation, new_state, reward, terminated, _ = env.step_env(key, state, action, params)
+        truncated = env.is_truncated(new_state, params)
+        return (
+            jax.tree.map(lambda new, old: _strong(new, old.dtype), new_state, state),
+            self._observation(observation),
+            _strong(reward, jnp.float32),
+            _strong(terminated, jnp.bool_),
+            _strong(truncated, jnp.bool_),
+            None,
+        )
+
+    def _observation(self, observation: PyTree) -> PyTree:
+        def convert(spec: ArraySpec, x: Array) -> Array:
+            # A Discrete observation is the one case where the spec has an axis that gymnax's array lacks.
+            if np.ndim(x) < len(spec.shape):
+                return jax.nn.one_hot(x, spec.shape[0], dtype=spec.dtype)
+            return _strong(x, spec.dtype)
+
+        return jax.tree.map(convert, self.spec.observation, observation)
+
+
+def _import_registration() -> ModuleType:
+    try:
+        from gymnax import registration
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("gymnax"):
+            raise
+        raise ConfigError("env 'gymnax' needs the gymnax package: pip install 'flaxrl[gymnax]'") from error
+    return registration
+
+
+def resolve_game(name: str, known: list[str]) -> str:
+    """The gymnax id that `name` stands for, in any case and with or without its suffix where that is unique.
+
+    Args:
+        name: e.g. 'CartPole-v1', 'cartpole', 'breakout-minatar', 'memory_chain'.
+        known: all ids.
+
+    Raises:
+        ConfigError: naming near matches.
+    """
+    wanted = _plain(name)
+    exact = [k for k in known if _plain(k) == wanted]
+    found = exact or [k for k in known if _plain(k.rpartition("-")[0]) == wanted]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"Gymnax.game = {name!r} is ambiguous: {', '.join(found)}")
+    # Compare with the short form too: a typo in 'catch' is far from 'Catch-bsuite'.
+    short = {_plain(k.rpartition("-")[0]): k for k in known} | {k: k for k in known}
+    hint = checks.nearest(wanted, [s for s in short if "-" not in s])
+    if hint.startswith("known"):
+        hint = checks.nearest(name, known)
+    raise ConfigError(f"Gymnax.game = {name!r} is unknown; {hint}")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _observation_spec(space: Any, shapes: PyTree) -> PyTree:
+    """ArraySpecs of a gymnax observation space.
+
+    Args:
+        space: gymnax space (Box, Discrete, Dict, Tuple).
+        shapes: what the game really answers, as ShapeDtypeStructs: some games' spaces name another dtype, and the
+            wider of the two loses nothing.
+    """
+    if hasattr(space, "spaces"):
+        inner = space.spaces
+        if isinstance(inner, dict):
+            return {k: _observation_spec(inner[k], shapes[k]) for k in inner}
+        return tuple(_observation_spec(s, x) for s, x in zip(inner, shapes, strict=True))
+    if hasattr(space, "n"):
+        return ArraySpec((int(space.n),), np.dtype(np.float32))
+    dtype = np.dtype(jnp.promote_types(space.dtype, shapes.dtype))
+    return ArraySpec(tuple(shapes.shape), np.dtype(np.float32) if dtype == np.float64 else dtype)
+
+
+def _action_spec(space: Any, game: str) -> Discrete | Box:
+    if hasattr(space, "n"):
+        return Discrete(int(space.n))
+    if hasattr(space, "low") and len(space.shape) == 1:
+        low, high = (np.broadcast_to(np.asarray(x, np.float32), space.shape) for x in (space.low, space.high))
+        return Box(tuple(low.tolist()), tuple(high.tolist()))
+    raise ConfigError(f"Gymnax.game = {game!r}: action space {space} is neither discrete nor a vector")
+
+
+def _strong(x: Any, dtype: Any = None) -> Array:
+    """An array of one dtype, never weakly typed: a carry that changes type between calls compiles anew."""
+    x = jnp.asarray(x)
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return x
+    return jax.lax.convert_element_type(x, x.dtype if dtype is None else dtype)

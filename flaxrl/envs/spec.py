@@ -1,0 +1,92 @@
+"""What an env observes and accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape (without batch) and dtype of one observation leaf. float64 is stored and fed as float32."""
+
+    shape: tuple[int, ...]
+    dtype: Any = np.float32
+
+    def zeros(self, *lead: int) -> np.ndarray:
+        """Zeros with leading dimensions `lead`."""
+        return np.zeros((*lead, *self.shape), self.dtype)
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Actions `start .. start + n - 1` in the env; logits, masks and stored actions are 0-based."""
+
+    n: int
+    start: int = 0
+
+    shape: tuple[int, ...] = ()
+    dtype: Any = np.int32
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Several discrete components; masks are concatenated, `[B, sum(nvec)]`."""
+
+    nvec: tuple[int, ...]
+    dtype: Any = np.int32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one action."""
+        return (len(self.nvec),)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Continuous actions with bounds (possibly infinite) per dimension."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    dtype: Any = np.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one action."""
+        return (len(self.low),)
+
+
+ActionSpec = Discrete | MultiDiscrete | Box
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Everything an agent needs to know about an env.
+
+    Attributes:
+        observation: tree of ArraySpec.
+        action: Discrete, MultiDiscrete or Box.
+        action_mask: whether timesteps carry an action mask.
+        frame_skip: frames of the underlying simulator a step.
+    """
+
+    observation: Any
+    action: ActionSpec
+    action_mask: bool = False
+    frame_skip: int = 1
+
+    def zeros(self, *lead: int) -> Any:
+        """An all-zero observation with leading dimensions `lead`."""
+        return jax.tree.map(lambda s: s.zeros(*lead), self.observation)
+
+    @property
+    def mask_size(self) -> int:
+        """Length of one action mask."""
+        if isinstance(self.action, Discrete):
+            return self.action.n
+        if isinstance(self.action, MultiDiscrete):
+            return sum(self.action.nvec)
+        raise ValueError(f"{self.action} has no action mask")

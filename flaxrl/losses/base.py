@@ -1,0 +1,58 @@
+"""What a loss is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from flaxrl.types import Array, LossOutput, Output, Params, Trajectory, TrainState
+
+
+class Unroll(Protocol):
+    """The model, bound to a run: runs over a batch's inputs `[T+1, B, ...]` from its stored carry."""
+
+    def __call__(self, params: Params, batch: Any, rngs: dict[str, Array] | None = None) -> Output:
+        """Returns the model's Output for `batch.inputs`; `rngs` feeds streams such as 'dropout'."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Scores a trajectory. Fields are hyper-parameters, so config keys; subclasses check them in `__post_init__`.
+
+    Attributes:
+        minibatch: 'sequences' splits minibatches along B; 'steps' flattens time and shuffles rows (for losses whose
+            `prepare` answers a batch of `[T, B, ...]` leaves; refused for agents with a carry).
+        uses_target: whether the loss reads `target_params`.
+    """
+
+    minibatch: ClassVar[str] = "sequences"
+    uses_target: ClassVar[bool] = False
+
+    def prepare(self, unroll: Unroll, state: TrainState, trajectory: Trajectory) -> Any:
+        """Once a trajectory, before its epochs: what the loss learns from (PPO: advantages). Default: the trajectory.
+
+        Args:
+            unroll: the model.
+            state: before the update; its parameters acted or are a few updates newer.
+            trajectory: sanitized, inputs `[T+1, B, ...]`.
+
+        Returns:
+            A batch with `inputs` and `carry`, as `unroll` needs; gradients do not flow through it.
+        """
+        del unroll, state
+        return trajectory
+
+    def __call__(
+        self, unroll: Unroll, params: Params, target_params: Params | None, batch: Any, rngs: dict[str, Array]
+    ) -> tuple[Array, LossOutput]:
+        """The scalar to minimise, and metrics.
+
+        Args:
+            unroll: the model.
+            params: differentiated.
+            target_params: of the target network, or None.
+            batch: what `prepare` gave, or a minibatch of it.
+            rngs: keys of the model's random streams.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")

@@ -1,0 +1,1 @@
+"""Torsos, cores, heads, policies and the agent that joins them: plain Flax Linen modules."""

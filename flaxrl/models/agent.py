@@ -1,0 +1,144 @@
+"""The agent: torso -> core -> head, and a policy that samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from flaxrl import checks
+from flaxrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
+from flaxrl.models.chunking import apply_in_chunks
+from flaxrl.types import ActContext, AgentInput, Array, Carry, Output
+
+
+class Agent(nn.Module):
+    """A Linen module with two ways in: `__call__` unrolls over time for the loss, `act` answers one row of envs.
+
+    Randomness is asked for by stream name: `rngs={'sample': key}` makes `act` sample; without it, it is greedy.
+
+    Attributes:
+        torso: observation `[N, ...]` -> features `[N, F]`.
+        core: memory over time (FeedForward, LSTM, GRU).
+        head: features -> Output.
+        policy: Output -> action.
+        action_spec: of the env.
+        use_last_action: also feeds the previous action (one-hot) to the core.
+        use_last_reward: also feeds the previous reward, clipped to [-1, 1] (Espeholt et al., 2018), to the core.
+        torso_chunk: rows that the torso takes at once, recomputed in the backward pass; None chooses (on for the
+            convolutional torsos on a CPU, where it keeps the patches in cache), 0 never chunks.
+    """
+
+    torso: nn.Module
+    core: nn.Module
+    head: nn.Module
+    policy: nn.Module
+    action_spec: ActionSpec
+    use_last_action: bool = False
+    use_last_reward: bool = False
+    torso_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.non_negative(self, "torso_chunk")
+        super().__post_init__()
+
+    def __call__(self, inputs: AgentInput, carry: Carry) -> tuple[Output, Carry]:
+        """Unrolls.
+
+        Args:
+            inputs: `[T, B, ...]`.
+            carry: recurrent state before the first row, leaves `[B, ...]`; None starts an episode.
+
+        Returns:
+            Output `[T, B, ...]` and the state after the last row.
+        """
+        chex.assert_rank(inputs.step_type, 2)
+        time, batch = inputs.step_type.shape
+        rows = jax.tree.map(lambda x: x.reshape(time * batch, *x.shape[2:]), inputs.observation)
+        x: Array = apply_in_chunks(self.torso, rows, self._chunk())
+        x = x.reshape(time, batch, -1)
+        extras = []
+        if self.use_last_action:
+            extras.append(encode_action(inputs.last_action, self.action_spec))
+        if self.use_last_reward:
+            extras.append(jnp.clip(inputs.last_reward, -1.0, 1.0)[..., None])
+        if extras:
+            x = jnp.concatenate([x, *extras], axis=-1)
+        if carry is None:
+            carry = self.initial_carry(batch)
+        x, carry = self.core(x, inputs.first, carry)  # type: ignore[operator]
+        return self.head(x, inputs.action_mask), carry  # type: ignore[operator]
+
+    def act(
+        self, inputs: AgentInput, carry: Carry, context: ActContext
+    ) -> tuple[Array, Array | None, Output, Carry]:
+        """One action an env.
+
+        Args:
+            inputs: `[B, ...]`.
+            carry: leaves `[B, ...]`; None starts an episode.
+            context: env ids and progress, for exploration.
+
+        Returns:
+            Actions `[B, ...]`, log-probabilities `[B]` (None for policies without one), Output `[B, ...]`, new carry.
+        """
+        chex.assert_rank(inputs.step_type, 1)
+        output, carry = self(jax.tree.map(lambda x: x[None], inputs), carry)
+        output = output[0]
+        action, log_prob = self.policy(output, context)  # type: ignore[operator]
+        return action, log_prob, output, carry
+
+    def initial_carry(self, batch_size: int) -> Carry:
+        """The recurrent state at an episode's start, leaves `[B, ...]`; needs parameters where it is learned."""
+        return self.core.initial_carry(batch_size)  # type: ignore[attr-defined]
+
+    def _chunk(self) -> int | None:
+        if self.torso_chunk is None:
+            return getattr(self.torso, "cpu_chunk", None) if jax.default_backend() == "cpu" else None
+        return self.torso_chunk or None
+
+
+def encode_action(action: Array, spec: ActionSpec) -> Array:
+    """Actions as float features: one-hot (each component of a MultiDiscrete), or as they are.
+
+    Args:
+        action: `[T, B, ...]`, 0-based.
+        spec: of the env.
+
+    Returns:
+        float32 `[T, B, F]`.
+    """
+    if isinstance(spec, Discrete):
+        return jax.nn.one_hot(action, spec.n)
+    if isinstance(spec, MultiDiscrete):
+        return jnp.concatenate([jax.nn.one_hot(action[..., i], n) for i, n in enumerate(spec.nvec)], axis=-1)
+    if isinstance(spec, Box):
+        return action.astype(jnp.float32)
+    raise ValueError(f"action spec {spec!r} is unknown; expected Discrete, MultiDiscrete or Box")
+
+
+def agent_input(
+    agent: Any, timestep: Any, last_action: Array, xp: Any = jnp
+) -> AgentInput:
+    """What `agent` sees of a timestep `[B, ...]`, in actors and evaluation alike.
+
+    Args:
+        agent: tells by `use_last_action` and `use_last_reward` what it needs.
+        timestep: answer of a batch of envs.
+        last_action: `[B, ...]`, the action that led to it.
+        xp: jax.numpy, or numpy on the host.
+    """
+    action = None
+    if agent.use_last_action:
+        first = (timestep.step_type == 0).reshape((-1,) + (1,) * (last_action.ndim - 1))
+        action = xp.where(first, xp.zeros_like(last_action), last_action)
+    return AgentInput(
+        observation=timestep.observation,
+        step_type=timestep.step_type,
+        action_mask=timestep.action_mask,
+        last_action=action,
+        last_reward=timestep.reward if agent.use_last_reward else None,
+    )

@@ -1,0 +1,1 @@
+"""The training loop and its parts: update, sources, sharding, evaluation, checkpoints, metrics."""

@@ -1,0 +1,169 @@
+"""What a run will do, checked and computed before anything compiles or a suite is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from flaxrl import checks
+from flaxrl.build import build
+from flaxrl.configuration import (
+    TOP_LEVEL,
+    CheckpointSettings,
+    EvalSettings,
+    LogSettings,
+    MeshSettings,
+    UpdateSettings,
+)
+from flaxrl.envs.base import HostEnv, JaxEnv
+from flaxrl.envs.spec import Discrete
+from flaxrl.errors import ConfigError
+from flaxrl.losses.base import Loss
+from flaxrl.trainers.optimizer import Optimizer
+from flaxrl.trainers.sharding import make_mesh
+from flaxrl.trainers.source import Source
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked run.
+
+    Steps are rows inserted by the innermost source, T x B an iterate; budgets and cadences round up to whole calls.
+
+    Attributes:
+        updates_per_call: iterates in one dispatch.
+        total_updates: iterates of the whole run.
+    """
+
+    loss: Loss
+    source: Source
+    optimizer: Optimizer
+    update: UpdateSettings
+    mesh_settings: MeshSettings
+    mesh: Mesh
+    log: LogSettings
+    eval: EvalSettings
+    checkpoint: CheckpointSettings
+    seed: int
+    updates_per_call: int
+    total_updates: int
+
+    @property
+    def steps_per_update(self) -> int:
+        """Steps an iterate adds."""
+        return self.source.steps_per_update
+
+    @property
+    def steps_per_call(self) -> int:
+        """Steps a dispatch adds."""
+        return self.steps_per_update * self.updates_per_call
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, in whole calls."""
+        return self.total_updates * self.steps_per_update
+
+    def due(self, every: int | None, updates: int) -> bool:
+        """Whether a cadence of `every` steps, rounded up to whole calls, falls on the call that ended at `updates`."""
+        if every is None:
+            return False
+        calls = -(-every // self.steps_per_call)
+        return (updates // self.updates_per_call) % calls == 0
+
+    def progress(self, updates: Any) -> Any:
+        """Fraction of the run done after `updates` iterates; float32 where `updates` is on the device."""
+        return updates / self.total_updates
+
+    def lines(self) -> list[str]:
+        """The plan as a person reads it."""
+        devices = self.mesh.devices.flatten()
+        kinds = sorted({d.device_kind for d in devices})
+        shape = " x ".join(f"{k}={v}" for k, v in self.mesh.shape.items())
+        time = self.steps_per_update // self.source.batch_size
+        return [
+            f"devices       {len(devices)} x {', '.join(kinds)} (mesh {shape})",
+            f"batch         T {time} x B {self.source.batch_size} = {self.steps_per_update:,} steps an update, "
+            f"{self.update.epochs} epoch(s) x {self.update.minibatches} minibatch(es)",
+            f"run           {self.total_updates:,} updates = {self.total_steps:,} steps, "
+            f"{self.updates_per_call} update(s) a call",
+            f"cadence       log {self._every(self.log.every)}, evaluation {self._every(self.eval.every)}, "
+            f"checkpoint {self._every(self.checkpoint.every)}",
+        ]
+
+    def _every(self, every: int | None) -> str:
+        if every is None:
+            return "at the end"
+        return f"every {-(-every // self.steps_per_call) * self.steps_per_call:,} steps"
+
+
+def check(config: Any) -> Plan:
+    """Builds what is light and checks what can be checked without an env suite.
+
+    Raises:
+        ConfigError: one line with the field, the rule and the numbers that break it.
+    """
+    for key in config:
+        if key not in TOP_LEVEL:
+            raise ConfigError(f"config has no field {key!r}; {checks.nearest(key, TOP_LEVEL)}")
+    missing = [k for k in TOP_LEVEL if k not in config]
+    if missing:
+        raise ConfigError(f"config lacks {', '.join(missing)}; make it with flaxrl.run_config(...)")
+    for name, low in (("seed", 0), ("total_steps", 1)):
+        value = config[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ConfigError(f"config.{name} = {value!r} must be an integer >= {low}")
+    if config.seed >= 2**31:
+        raise ConfigError(f"config.seed = {config.seed} must be < 2**31 = {2**31}")
+    blocks = {k: build(config[k], f"config.{k}") for k in ("update", "mesh", "log", "eval", "checkpoint", "optimizer")}
+    loss, source = build(config.loss, "config.loss"), build(config.source, "config.source")
+    for where, made, kind in (("loss", loss, Loss), ("source", source, Source)):
+        if not isinstance(made, kind):
+            raise ConfigError(f"config.{where}.name = {config[where].name!r} is not a flaxrl {kind.__name__}")
+    env = build(config.env, "config.env", num_envs=source.batch_size)
+    if not isinstance(env, (HostEnv, JaxEnv)):
+        raise ConfigError(f"config.env.name = {config.env.name!r} is neither a flaxrl.JaxEnv nor a flaxrl.HostEnv")
+    agent = build(config.model, "config.model", action_spec=Discrete(2), env_spec=None)
+    mesh = make_mesh(blocks["mesh"])
+    updates_per_call = source.updates_per_call if source.traceable else 1  # type: ignore[attr-defined]
+    plan = Plan(
+        loss=loss,
+        source=source,
+        optimizer=blocks["optimizer"],
+        update=blocks["update"],
+        mesh_settings=blocks["mesh"],
+        mesh=mesh,
+        log=blocks["log"],
+        eval=blocks["eval"],
+        checkpoint=blocks["checkpoint"],
+        seed=config.seed,
+        updates_per_call=updates_per_call,
+        total_updates=-(-config.total_steps // (source.steps_per_update * updates_per_call)) * updates_per_call,
+    )
+    _check_batch(plan, agent)
+    return plan
+
+
+def _check_batch(plan: Plan, agent: Any) -> None:
+    """Cross-field rules of the batch."""
+    batch, devices = plan.source.batch_size, plan.mesh.size
+    checks.divides(batch, devices, "envs", f"devices ({jax.default_backend()})")
+    minibatches = plan.update.minibatches
+    if plan.loss.minibatch == "sequences":
+        checks.divides(batch // devices, minibatches, "sequences a device", "minibatches")
+    else:
+        checks.divides(plan.steps_per_update // devices, minibatches, "samples a device", "minibatches")
+        if jax.tree.leaves(jax.eval_shape(lambda: agent.core.initial_carry(1))):
+            raise ConfigError(
+                f"loss {type(plan.loss).__name__} shuffles single steps, which a recurrent core "
+                f"({type(agent.core).__name__}) cannot learn from; use feed_forward"
+            )
+    if plan.loss.uses_target and plan.update.target_period is None:
+        raise ConfigError(f"loss {type(plan.loss).__name__} uses a target network: set config.update.target_period")
+    if not plan.loss.uses_target and plan.update.target_period is not None:
+        raise ConfigError(
+            f"update.target_period = {plan.update.target_period}, but loss {type(plan.loss).__name__} has no "
+            "target network; set it to None"
+        )

@@ -1,0 +1,98 @@
+"""Sources yield trajectories; they are all that differs between one training setup and another."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+from jax.sharding import Mesh
+
+from flaxrl.envs.base import HostEnv, JaxEnv
+from flaxrl.trainers.update import Update
+from flaxrl.types import Array, Metrics, PyTree, Trajectory, TrainState
+
+Data = Any
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a run gives its source.
+
+    Attributes:
+        make_env: number of envs -> a HostEnv of as many, or the JaxEnv.
+        agent: the Linen module.
+        mesh: devices of the learner.
+        seed: of the run.
+        progress: of the number of updates, the fraction of the run done.
+    """
+
+    make_env: Callable[[int], HostEnv | JaxEnv]
+    agent: Any
+    mesh: Mesh
+    seed: int
+    progress: Callable[[Any], Any]
+
+
+class Source(abc.ABC):
+    """A dataclass of config fields; `setup` connects it to a run before anything else is called.
+
+    Attributes:
+        traceable: pure JAX: the whole iterate is jitted, donated and scanned.
+    """
+
+    traceable: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def batch_size(self) -> int:
+        """B of the trajectories, over all devices and processes."""
+
+    @property
+    @abc.abstractmethod
+    def steps_per_update(self) -> int:
+        """Steps an iterate adds: T x B."""
+
+    @abc.abstractmethod
+    def setup(self, runtime: Runtime) -> None:
+        """Connects to the run; makes envs, compiles nothing."""
+
+    @abc.abstractmethod
+    def init(self, state: TrainState, key: Array) -> Data:
+        """The source's data before the first iterate."""
+
+    @abc.abstractmethod
+    def sample(self, data: Data, state: TrainState, key: Array) -> tuple[Data, Trajectory, Metrics]:
+        """The next trajectory, `[T, B, ...]`."""
+
+    def feedback(self, data: Data, priorities: Array | None) -> Data:
+        """Tells how surprising the last trajectory's sequences were, `[B]`. Default: nothing."""
+        del priorities
+        return data
+
+    def check(self, data: Data) -> None:
+        """Raises what went wrong since the last log (an env without a legal action); called by the host."""
+
+    def snapshot(self, data: Data) -> PyTree | None:
+        """What a checkpoint keeps of `data`; None where nothing is kept."""
+        return data if self.traceable else None
+
+    def restore(self, data: Data, snapshot: PyTree) -> Data:
+        """`data` with a checkpoint's snapshot."""
+        del data
+        return snapshot
+
+    def close(self) -> None:
+        """Ends threads and envs; may be called twice."""
+
+
+def iterate(
+    source: Source, update: Update, state: TrainState, data: Data, key: Array
+) -> tuple[TrainState, Data, Metrics]:
+    """The whole algorithm: take a batch, take a step, tell the source what was surprising."""
+    key_sample, key_update = jax.random.split(key)
+    data, trajectory, metrics = source.sample(data, state, key_sample)
+    state, out = update(state, trajectory, key_update)
+    return state, source.feedback(data, out.priorities), metrics | out.metrics

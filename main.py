@@ -1,0 +1,48 @@
+"""Trains or evaluates an agent.
+
+    python main.py --config=configs/FILE.py[:ARGUMENT] [--config.loss.discount=0.99 ...] [--workdir=FOLDER]
+    python main.py --mode=eval --workdir=FOLDER [--config.eval.episodes=100]
+
+Every field of the config can be set as --config.BLOCK.FIELD=VALUE: None switches an optional field off, tuples are
+written 128,128. A training run that was interrupted goes on when the same command is given with its --workdir.
+"""
+
+import json
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from flaxrl import cli
+
+# The overrides are applied by flaxrl.cli, which explains a wrong one; sys_argv=[] keeps config_flags from it.
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Experiment file, FILE.py or FILE.py:ARGUMENT; not needed where --workdir has a run.", sys_argv=[]
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; default runs/<config>/<date-time>.")
+_MODE = flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate the run in --workdir.")
+
+
+def main(argv: list[str]) -> None:
+    """Wires flags to Trainer or evaluation; `argv[1:]` are the overrides that `cli.parse_flags` collected."""
+    if _MODE.value == "eval" and _WORKDIR.value is None:
+        raise app.UsageError("--mode=eval needs --workdir, the folder of the run to evaluate")
+    config = cli.load_config(_CONFIG.value, _WORKDIR.value, overrides=argv[1:])
+    workdir = _WORKDIR.value or cli.new_workdir(config_flags.get_config_filename(flags.FLAGS["config"]))
+    cli.check(config, workdir)
+
+    # Imported late, so that a wrong flag or config is answered before checkpointing and env suites load.
+    if _MODE.value == "eval":
+        from flaxrl.trainers.evaluate import evaluate_workdir
+
+        metrics = evaluate_workdir(workdir, config)
+        print(cli.table(metrics))
+        print(json.dumps(cli.plain_metrics(metrics)))
+    else:
+        from flaxrl.trainers.trainer import Trainer
+
+        print(f"workdir: {workdir}", flush=True)
+        Trainer(config, workdir).run()
+
+
+if __name__ == "__main__":
+    cli.run(main)
