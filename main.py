@@ -40,7 +40,6 @@ def main(argv: list[str]) -> None:
     else:
         from flaxrl.trainers.trainer import Trainer
 
-        print(f"workdir: {workdir}", flush=True)
         Trainer(config, workdir).run()
 
 

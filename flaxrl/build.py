@@ -23,6 +23,8 @@ REGISTRY: dict[str, str] = {
     "gymnax": "flaxrl.envs.gymnax:Gymnax",
     "atari": "flaxrl.envs.atari:Atari",
     "scripted": "flaxrl.envs.fake:Scripted",
+    "counting": "flaxrl.envs.fake:Counting",
+    "memory": "flaxrl.envs.fake:Memory",
     "host_scripted": "flaxrl.envs.fake:HostScripted",
     # agent and its parts
     "agent": "flaxrl.models.agent:Agent",
@@ -42,7 +44,7 @@ REGISTRY: dict[str, str] = {
     "actor_threads": "flaxrl.trainers.actors:ActorThreads",
     # optimizer and settings
     "optimizer": "flaxrl.trainers.optimizer:Optimizer",
-    "update": "flaxrl.configuration:UpdateSettings",
+    "learner": "flaxrl.configuration:LearnerSettings",
     "mesh": "flaxrl.configuration:MeshSettings",
     "log": "flaxrl.configuration:LogSettings",
     "eval": "flaxrl.configuration:EvalSettings",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import difflib
 import functools
 import os
 import re
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_dict
 
 from flaxrl import checks
@@ -87,6 +88,8 @@ def parse_flags(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
         raise ConfigError(_wrong_value(own, flag_values) or str(error)) from error
     if rest:
         raise ConfigError(_leftover(rest[0]))
+    if not flag_values["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # absl's INFO would show the inner life of jax and orbax
     if path is not None:
         _load_file(flag_values["config"], path)
     return [argv[0], *found]
@@ -98,6 +101,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
     rest = list(argv[1:])
     while rest:
         argument = rest.pop(0)
+        if argument == "--":  # no flags after it
+            return [*own, argument, *rest], path, found
         match = re.fullmatch(r"--?config(?:\.([^=]+))?(?:=(.*))?", argument, re.DOTALL)
         if match is None:
             own.append(argument)
@@ -121,13 +126,13 @@ def _config_files(folder: str = "configs") -> str:
 
 def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
     name = error.flagname
-    value = f"={error.flagvalue}" if error.flagvalue not in (None, "") else ""
-    near = checks.nearest(name, _OWN_FLAGS)
+    value = str(error.flagvalue or "").partition("=")[2]  # absl gives the whole argument
     if name.startswith("noconfig."):
         return f"unknown flag --{name}; write --{name.removeprefix('no')}=false"
-    if near.startswith("did you mean"):
-        return f"unknown flag --{name}; did you mean --{near.removeprefix('did you mean ').strip(chr(39) + '?')}?"
-    return f"unknown flag --{name}; fields of the config are set as --config.{name}{value or '=VALUE'}"
+    head, dot, rest = name.partition(".")
+    if close := difflib.get_close_matches(head, _OWN_FLAGS, n=1):
+        return f"unknown flag --{name}; did you mean --{close[0]}{dot}{rest}?"
+    return f"unknown flag --{name}; fields of the config are set as --config.{name}={value or 'VALUE'}"
 
 
 def _wrong_value(own: Sequence[str], flag_values: flags.FlagValues) -> str | None:

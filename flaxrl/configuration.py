@@ -19,7 +19,7 @@ TOP_LEVEL = (
     "loss",
     "optimizer",
     "source",
-    "update",
+    "learner",
     "mesh",
     "log",
     "eval",
@@ -28,7 +28,7 @@ TOP_LEVEL = (
 
 
 @dataclass(frozen=True)
-class UpdateSettings:
+class LearnerSettings:
     """How one trajectory becomes gradient steps.
 
     Attributes:
@@ -141,7 +141,7 @@ def run_config(**fields: Any) -> config_dict.ConfigDict:
     if missing:
         raise ConfigError(f"config needs {', '.join(missing)}, each made by flaxrl.config_for(...)")
     defaults: dict[str, Any] = {"seed": 0, "total_steps": 1_000_000}
-    defaults |= {k: config_for(k) for k in ("optimizer", "update", "mesh", "log", "eval", "checkpoint")}
+    defaults |= {k: config_for(k) for k in ("optimizer", "learner", "mesh", "log", "eval", "checkpoint")}
     config = config_dict.ConfigDict()
     for key in TOP_LEVEL:
         config[key] = fields[key] if key in fields else defaults[key]

@@ -72,8 +72,9 @@ def _find(config: config_dict.ConfigDict, path: str) -> tuple[config_dict.Config
             raise ConfigError(f"--config.{path}: no such field; {_hint(config, block, path, depth)}")
         if depth < len(parents):
             block = block[part]
-    if isinstance(block[key], config_dict.ConfigDict):
-        fields = ", ".join(f"--config.{path}.{k}" for k in list(block[key])[:3])
+    value = block[key]
+    if isinstance(value, config_dict.ConfigDict):
+        fields = ", ".join(f"--config.{path}.{k}" for k in list(value)[:3])
         raise ConfigError(f"--config.{path} is a block of fields; set one of them, such as {fields}")
     return block, key
 
@@ -81,7 +82,7 @@ def _find(config: config_dict.ConfigDict, path: str) -> tuple[config_dict.Config
 def _hint(config: config_dict.ConfigDict, block: config_dict.ConfigDict, path: str, depth: int) -> str:
     """The nearest valid fields: siblings of the wrong part first, then fields of that name in other blocks."""
     parts = path.split(".")
-    known = [p for p, _ in paths(config)]
+    known = sorted((p for p, _ in paths(config)), key=lambda p: (p.count("."), p))
     near = []
     for sibling in difflib.get_close_matches(parts[depth], list(block), n=3):
         whole = ".".join([*parts[:depth], sibling, *parts[depth + 1 :]])
@@ -97,13 +98,14 @@ def _hint(config: config_dict.ConfigDict, block: config_dict.ConfigDict, path: s
 
 def _annotation(block: config_dict.ConfigDict, key: str, optional: bool) -> Any:
     """Type of a field: its class's annotation where that says enough, else the type of its value."""
-    hint = build.annotations_of(build.resolve(block["name"])).get(key) if "name" in block else None
+    fields: Any = block
+    hint = build.annotations_of(build.resolve(fields["name"])).get(key) if build.is_block(block) else None
     if hint is not None and _understood(hint):
         return hint
-    value: Any = block[key]
+    value = fields[key]
     if isinstance(value, (tuple, list)):
-        kinds = {type(v) for v in value}
-        (kind,) = kinds if len(kinds) == 1 else (Any,)
+        kinds = list({type(v) for v in value})
+        kind = kinds[0] if len(kinds) == 1 else Any
         return tuple[kind, ...] if kind in _PLURALS else tuple[Any, ...]
     found = block.get_type(key)
     if found is type(None) or found not in _WORDS:

@@ -62,7 +62,7 @@ class RunFolder:
             )
 
     def match(self, config: config_dict.ConfigDict, write: bool = True) -> None:
-        """Starts a run of `config` here, or makes sure that the one here is of the same and stores changed `FREE` fields.
+        """Starts a run of `config` here, or checks that the one here is of the same and stores changed `FREE` fields.
 
         Args:
             config: the resolved config.
@@ -171,7 +171,7 @@ def versions() -> dict[str, str]:
 
 def _typed(stored: dict[str, Any]) -> config_dict.ConfigDict:
     """Nested dicts -> the ConfigDict that config_for would make of them, fields added since then at their defaults."""
-    fields = {k: _typed(v) if isinstance(v, dict) else v for k, v in stored.items()}
+    fields: dict[str, Any] = {k: _typed(v) if isinstance(v, dict) else v for k, v in stored.items()}
     if "name" not in fields:
         return config_dict.ConfigDict(fields)
     return build.config_for(fields.pop("name"), **fields)

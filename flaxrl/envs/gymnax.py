@@ -62,6 +62,10 @@ class Gymnax(JaxEnv):
         changes = dict(self.params)
         if self.max_steps is not None:
             changes["max_steps_in_episode"] = self.max_steps
+        for name, value in changes.items():
+            # A whole number where the game computes with floats (or the reverse) changes dtypes inside it.
+            if isinstance(getattr(params, name), float) and isinstance(value, int):
+                changes[name] = float(value)
         return env, params.replace(**changes)
 
     @functools.cached_property

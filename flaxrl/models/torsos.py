@@ -50,7 +50,7 @@ def pixels(image: Array, dtype: str) -> Array:
         image: `[N, ...]`, uint8, bool or float.
         dtype: of the result.
     """
-    # Division, not multiplication by a rounded 1 / 255: 255 must become exactly 1.
+    # uint8 arithmetic wraps, and bfloat16 cannot tell 254 from 255: so float32 first.
     return (image.astype(jnp.float32) / 255.0 if image.dtype == jnp.uint8 else image).astype(dtype)
 
 

@@ -36,6 +36,8 @@ class Restored(NamedTuple):
 class Checkpointer:
     """Writes and reads the checkpoints of one run; every process of the run calls the same methods in the same order.
 
+    `close` before the program ends: a save still in progress when the interpreter shuts down is lost.
+
     Args:
         directory: holds `latest/<step>/` and `best/<step>/` (see checkpoint_layout); made when first saved into.
         keep: how many of the newest steps stay, > 0.
@@ -64,7 +66,7 @@ class Checkpointer:
 
         Args:
             step: number of the step, >= 0.
-            state: TrainState, or any tree of arrays; costs a copy of itself on its devices while it is written.
+            state: TrainState, or any tree of arrays; costs a copy of itself in host memory while it is written.
             snapshot: the source's tree of arrays (typed keys too), or None.
             meta: JSON-able; Python ints stay exact.
 

@@ -58,7 +58,7 @@ def compare(saved: dict[str, str], here: dict[str, str], what: str) -> None:
 
 
 def pack(tree: PyTree) -> dict[str, Any]:
-    """Path -> array in buffers of its own, to be written at leisure while the caller donates or overwrites the tree.
+    """Path -> array, for orbax to write at leisure while the caller donates or overwrites the tree.
 
     Typed keys become their raw data. Left out is what the description alone can rebuild: None, empty nodes, arrays
     without elements (orbax refuses those).
@@ -86,6 +86,13 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def _key_impl(leaf: Any) -> Any:
+    """The generator of a typed key or of its ShapeDtypeStruct, which only a trace can be asked for."""
+    found = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), leaf)
+    return found[0]
+
+
 def _is_jax(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
 
@@ -111,8 +118,10 @@ def _has_data(leaf: Any) -> bool:
 def _copy(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array):
         return np.array(leaf)
-    # never np.asarray, which may alias a jax buffer on CPU
-    return jnp.copy(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    array = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    # On CPU what orbax takes to the host aliases the array, and the array may alias a numpy block that is rewritten.
+    # Elsewhere that transfer, done before orbax's save returns, is the copy; one more would double the device memory.
+    return jnp.copy(array) if any(d.platform == "cpu" for d in array.sharding.device_set) else array
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
@@ -142,7 +151,7 @@ def _answer(leaf: Any, array: Any) -> Any:
         array = array if sharding is None else jax.device_put(array, sharding)
     elif sharding is None:
         array = jnp.array(array)
-    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else array
+    return jax.random.wrap_key_data(array, impl=_key_impl(leaf)) if _is_key(leaf) else array
 
 
 def _raw(leaf: Any) -> Any:

@@ -16,7 +16,7 @@ from flaxrl.configuration import (
     EvalSettings,
     LogSettings,
     MeshSettings,
-    UpdateSettings,
+    LearnerSettings,
 )
 from flaxrl.envs.base import HostEnv, JaxEnv
 from flaxrl.envs.spec import Discrete
@@ -41,7 +41,7 @@ class Plan:
     loss: Loss
     source: Source
     optimizer: Optimizer
-    update: UpdateSettings
+    learner: LearnerSettings
     mesh_settings: MeshSettings
     mesh: Mesh
     log: LogSettings
@@ -86,7 +86,7 @@ class Plan:
         return [
             f"devices       {len(devices)} x {', '.join(kinds)} (mesh {shape})",
             f"batch         T {time} x B {self.source.batch_size} = {self.steps_per_update:,} steps an update, "
-            f"{self.update.epochs} epoch(s) x {self.update.minibatches} minibatch(es)",
+            f"{self.learner.epochs} epoch(s) x {self.learner.minibatches} minibatch(es)",
             f"run           {self.total_updates:,} updates = {self.total_steps:,} steps, "
             f"{self.updates_per_call} update(s) a call",
             f"cadence       log {self._every(self.log.every)}, evaluation {self._every(self.eval.every)}, "
@@ -117,7 +117,7 @@ def check(config: Any) -> Plan:
             raise ConfigError(f"config.{name} = {value!r} must be an integer >= {low}")
     if config.seed >= 2**31:
         raise ConfigError(f"config.seed = {config.seed} must be < 2**31 = {2**31}")
-    blocks = {k: build(config[k], f"config.{k}") for k in ("update", "mesh", "log", "eval", "checkpoint", "optimizer")}
+    blocks = {k: build(config[k], f"config.{k}") for k in ("learner", "mesh", "log", "eval", "checkpoint", "optimizer")}
     loss, source = build(config.loss, "config.loss"), build(config.source, "config.source")
     for where, made, kind in (("loss", loss, Loss), ("source", source, Source)):
         if not isinstance(made, kind):
@@ -132,7 +132,7 @@ def check(config: Any) -> Plan:
         loss=loss,
         source=source,
         optimizer=blocks["optimizer"],
-        update=blocks["update"],
+        learner=blocks["learner"],
         mesh_settings=blocks["mesh"],
         mesh=mesh,
         log=blocks["log"],
@@ -150,7 +150,7 @@ def _check_batch(plan: Plan, agent: Any) -> None:
     """Cross-field rules of the batch."""
     batch, devices = plan.source.batch_size, plan.mesh.size
     checks.divides(batch, devices, "envs", f"devices ({jax.default_backend()})")
-    minibatches = plan.update.minibatches
+    minibatches = plan.learner.minibatches
     if plan.loss.minibatch == "sequences":
         checks.divides(batch // devices, minibatches, "sequences a device", "minibatches")
     else:
@@ -160,10 +160,10 @@ def _check_batch(plan: Plan, agent: Any) -> None:
                 f"loss {type(plan.loss).__name__} shuffles single steps, which a recurrent core "
                 f"({type(agent.core).__name__}) cannot learn from; use feed_forward"
             )
-    if plan.loss.uses_target and plan.update.target_period is None:
-        raise ConfigError(f"loss {type(plan.loss).__name__} uses a target network: set config.update.target_period")
-    if not plan.loss.uses_target and plan.update.target_period is not None:
+    if plan.loss.uses_target and plan.learner.target_period is None:
+        raise ConfigError(f"loss {type(plan.loss).__name__} uses a target network: set config.learner.target_period")
+    if not plan.loss.uses_target and plan.learner.target_period is not None:
         raise ConfigError(
-            f"update.target_period = {plan.update.target_period}, but loss {type(plan.loss).__name__} has no "
+            f"learner.target_period = {plan.learner.target_period}, but loss {type(plan.loss).__name__} has no "
             "target network; set it to None"
         )

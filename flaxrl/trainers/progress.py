@@ -48,8 +48,6 @@ class Progress:
         self._shown_at = self._printed_at = -float("inf")
         self._printed = ""
         self._live = _live_line(self) if self._file.isatty() else None
-        if self._live is None:
-            self.print(self.line())
 
     def tick(self, step: int) -> None:
         """Tells the step reached; cheap, for every iterate."""

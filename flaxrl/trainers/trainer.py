@@ -154,9 +154,9 @@ class Trainer:
             mesh,
             learning_rate=plan.optimizer.learning_rate_at,
             progress=plan.progress,
-            epochs=plan.update.epochs,
-            minibatches=plan.update.minibatches,
-            target_period=plan.update.target_period,
+            epochs=plan.learner.epochs,
+            minibatches=plan.learner.minibatches,
+            target_period=plan.learner.target_period,
         )
         shardings = jax.tree.map(lambda x: x.sharding, self.state)
         if not self.source.traceable:
@@ -210,10 +210,10 @@ class Trainer:
             self.progress.print(
                 f"warning: non-finite loss or gradient up to step {self.steps:,}: skipped {skipped} gradient steps in a row"
             )
-        if skipped >= self.plan.update.max_skipped:
+        if skipped >= self.plan.learner.max_skipped:
             raise TrainingError(
                 f"loss or gradient not finite in the last {skipped} gradient steps (step {self.steps:,}): "
-                f"update.max_skipped = {self.plan.update.max_skipped}; the last good checkpoint stays"
+                f"learner.max_skipped = {self.plan.learner.max_skipped}; the last good checkpoint stays"
             )
 
     def _evaluate(self) -> None:

@@ -1,0 +1,36 @@
+"""IMPALA (V-trace) on Atari: the main job.
+
+    python main.py --config=configs/impala_atari.py             # Pong
+    python main.py --config=configs/impala_atari.py:breakout    # any other game
+"""
+
+import flaxrl
+from flaxrl import config_for
+
+
+def get_config(game: str = "pong"):
+    return flaxrl.run_config(
+        seed=1,
+        total_steps=3_000_000,
+        env=config_for("atari", game=game),
+        model=config_for(
+            "agent",
+            torso=config_for("nature_cnn", channels_first=True),
+            core=config_for("feed_forward"),
+            head=config_for("policy_value"),
+            policy=config_for("sampled"),
+        ),
+        loss=config_for("vtrace", discount=0.99, entropy_cost=0.01, max_abs_reward=1.0),
+        optimizer=config_for(
+            "optimizer",
+            algorithm="rmsprop",
+            learning_rate=6e-4,
+            schedule="linear",
+            max_grad_norm=40.0,
+            args={"decay": 0.99, "eps": 0.01},
+        ),
+        source=config_for("actor_threads", num_envs=32, unroll_length=20, threads=1),
+        log=config_for("log", every=10_000),
+        eval=config_for("eval", every=250_000, episodes=10),
+        checkpoint=config_for("checkpoint", every=50_000),
+    )

@@ -1,0 +1,141 @@
+"""Every adapter passes the env contract, and a broken env does not."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from env_contract import check_host_env, check_jax_env, check_rows
+
+from flaxrl.envs.atari import Atari
+from flaxrl.envs.fake import Counting, HostScripted, Memory, Scripted
+from flaxrl.envs.gymnax import Gymnax
+from flaxrl.types import FIRST, LAST
+
+JAX_ENVS = {
+    "scripted": Scripted(),
+    "scripted_time_limit": Scripted(episode_length=3, time_limit=True, num_actions=4),
+    "scripted_partial": Scripted(mask="partial"),
+    "scripted_empty_on_last": Scripted(mask="empty_on_last"),
+    "scripted_empty": Scripted(mask="empty"),
+    "memory": Memory(length=3),
+    "cartpole": Gymnax("CartPole-v1"),
+    "catch": Gymnax("catch"),
+    "breakout": Gymnax("Breakout-MinAtar", max_steps=12),
+    "pendulum": Gymnax("pendulum", max_steps=6),
+    "memory_chain": Gymnax("memory_chain", kwargs={"num_bits": 3}, params={"memory_length": 4}),
+    "frozen_lake": Gymnax("FrozenLake-misc"),
+    "umbrella": Gymnax("umbrella_chain"),
+    "four_rooms": Gymnax("four_rooms", max_steps=7),
+    "deep_sea": Gymnax("deep_sea", kwargs={"size": 5}, params={"randomize_actions": True, "deterministic": False}),
+}
+
+HOST_ENVS = {
+    "scripted": lambda: HostScripted(num_envs=3),
+    "time_limit": lambda: HostScripted(num_envs=3, time_limit=True, episode_length=3),
+    "partial": lambda: HostScripted(num_envs=3, mask="partial"),
+    "empty_on_last": lambda: HostScripted(num_envs=3, mask="empty_on_last"),
+    "empty": lambda: HostScripted(num_envs=3, mask="empty"),
+    "count": lambda: HostScripted(num_envs=3, reward="count"),
+    "image": lambda: HostScripted(num_envs=3, image=True),
+    "float64": lambda: HostScripted(num_envs=3, float64=True),
+    "atari": lambda: Atari(num_envs=2, game="ms_pacman", max_frames=60),
+    "atari_colour": lambda: Atari(
+        num_envs=2,
+        game="pong",
+        max_frames=60,
+        grayscale=False,
+        image_size=20,
+        stack=2,
+        sticky_actions=0.25,
+        env_threads=1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JAX_ENVS)
+def test_jax_env(name):
+    check_jax_env(JAX_ENVS[name])
+
+
+def test_jax_env_without_randomness():
+    check_jax_env(Counting(episode_length=4), varies=False)
+
+
+@pytest.mark.parametrize("name", HOST_ENVS)
+def test_host_env(name):
+    check_host_env(HOST_ENVS[name])
+
+
+def _rows(**fields):
+    """Rows of three Scripted episodes with one field rewritten: `f(row index, row) -> array`."""
+    rows = check_host_env(lambda: HostScripted(num_envs=2))
+    return [dataclasses.replace(r, **{k: f(t, r) for k, f in fields.items()}) for t, r in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"step_type": lambda t, r: np.where(r.step_type == FIRST, 1, r.step_type).astype(np.int8)}, "FIRST"),
+        ({"step_type": lambda t, r: np.where(r.step_type == LAST, 1, r.step_type).astype(np.int8)}, "no episode ended"),
+        ({"reward": lambda t, r: r.reward + np.float32(1)}, "episode_return|reward must be 0"),
+        ({"discount": lambda t, r: r.discount * np.float32(0.99)}, "discount"),
+        ({"discount": lambda t, r: np.where(t == 2, 0, r.discount).astype(np.float32)}, "without an episode end"),
+        ({"episode_length": lambda t, r: r.episode_length + np.int32(1)}, "episode_length"),
+        ({"episode_return": lambda t, r: r.reward}, "episode_return"),
+        ({"observation": lambda t, r: r.observation.astype(np.float64)}, "float64"),
+        ({"action_mask": lambda t, r: np.ones((2, 3), bool)}, "mask"),
+    ],
+)
+def test_broken_rows_are_caught(fields, message):
+    with pytest.raises(AssertionError, match=message):
+        check_rows(HostScripted(num_envs=2).spec, _rows(**fields))
+
+
+class ReusesItsBuffer(HostScripted):
+    """Answers the same array again and again."""
+
+    def step(self, action):
+        row = super().step(action)
+        self._buffer = getattr(self, "_buffer", row.observation)
+        self._buffer[...] = row.observation
+        return dataclasses.replace(row, observation=self._buffer)
+
+
+class ListensOnLast(HostScripted):
+    """Lets the action that is to be ignored choose the next episode."""
+
+    def step(self, action):
+        self._random[0] = np.random.default_rng(int(action[0])) if self._rows.over[0] else self._random[0]
+        return super().step(action)
+
+
+class OneSeed(HostScripted):
+    """Seeds every env alike (a classic)."""
+
+    def reset(self, seed):
+        row = super().reset(seed)
+        self._random = [np.random.default_rng(seed) for _ in range(self.num_envs)]
+        return row
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [(ReusesItsBuffer, "belong to the caller"), (ListensOnLast, "not ignored"), (OneSeed, "same episodes")],
+)
+def test_broken_host_envs_are_caught(cls, message):
+    with pytest.raises(AssertionError, match=message):
+        check_host_env(lambda: cls(num_envs=4, num_actions=9))
+
+
+class ChangesItsType(Scripted):
+    """Answers int32 rewards and an observation of another dtype after the reset."""
+
+    def reset(self, key):
+        state, observation, mask = super().reset(key)
+        return state, observation.astype(jnp.int32), mask
+
+
+def test_a_changing_dtype_is_caught():
+    with pytest.raises((AssertionError, TypeError)):
+        check_jax_env(ChangesItsType())
