@@ -1,6 +1,6 @@
-"""What every env must do. Put your own through it: `check_jax_env(MyEnv())` or `check_host_env(lambda: MyHostEnv(...))`.
+"""What every env must do.
 
-Both play seeded random actions and fail with the broken rule; `steps` must be enough for an episode to end.
+Put your own through it: `check_jax_env(MyEnv())` or `check_host_env(lambda: MyHostEnv(num_envs=4))`. Both play seeded random actions and fail with the broken rule; `steps` must be enough for an episode to end.
 """
 
 from __future__ import annotations

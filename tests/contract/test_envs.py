@@ -114,9 +114,10 @@ class OneSeed(HostScripted):
     """Seeds every env alike (a classic)."""
 
     def reset(self, seed):
-        row = super().reset(seed)
+        super().reset(seed)
         self._random = [np.random.default_rng(seed) for _ in range(self.num_envs)]
-        return row
+        self._restart(np.ones(self.num_envs, bool))
+        return self._rows.first(self._observe(), self._mask())
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_broken_host_envs_are_caught(cls, message):
 
 
 class ChangesItsType(Scripted):
-    """Answers int32 rewards and an observation of another dtype after the reset."""
+    """Its first observation has another dtype than the later ones."""
 
     def reset(self, key):
         state, observation, mask = super().reset(key)
@@ -137,5 +138,5 @@ class ChangesItsType(Scripted):
 
 
 def test_a_changing_dtype_is_caught():
-    with pytest.raises((AssertionError, TypeError)):
+    with pytest.raises(AssertionError, match="row 0: observation int32"):
         check_jax_env(ChangesItsType())
