@@ -19,6 +19,7 @@ def get_config(game: str = "pong"):
             core=config_for("feed_forward"),
             head=config_for("policy_value"),
             policy=config_for("sampled"),
+            torso_chunk=0,  # minibatches of 168 rows: nothing to save by recomputing
         ),
         loss=config_for("vtrace", discount=0.99, entropy_cost=0.01, max_abs_reward=1.0),
         optimizer=config_for(

@@ -22,13 +22,13 @@ from flaxrl.types import (
     LossOutput,
     Output,
     Timestep,
-    Trajectory,
     TrainState,
+    Trajectory,
     masked_mean,
 )
 
 if TYPE_CHECKING:
-    from flaxrl.trainers.evaluate import LoadedAgent, load
+    from flaxrl.trainers.loading import LoadedAgent, load
     from flaxrl.trainers.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -50,11 +50,11 @@ __all__ = [
     "LossOutput",
     "MultiDiscrete",
     "Output",
+    "Timestep",
     "TrainState",
     "Trainer",
     "TrainingError",
     "Trajectory",
-    "Timestep",
     "Unroll",
     "config_for",
     "load",
@@ -65,8 +65,8 @@ __all__ = [
 
 _LAZY = {
     "Trainer": "flaxrl.trainers.trainer",
-    "load": "flaxrl.trainers.evaluate",
-    "LoadedAgent": "flaxrl.trainers.evaluate",
+    "load": "flaxrl.trainers.loading",
+    "LoadedAgent": "flaxrl.trainers.loading",
 }
 
 

@@ -64,7 +64,7 @@ def resolve(name: str) -> type:
     Raises:
         ConfigError: naming what exists.
     """
-    path = REGISTRY[name] if name in REGISTRY else name
+    path = REGISTRY.get(name, name)
     module_name, _, attribute = path.partition(":")
     if not attribute:
         raise ConfigError(
@@ -170,7 +170,10 @@ def build(block: Any, where: str = "config", **context: Any) -> Any:
     """
     if not is_block(block):
         raise ConfigError(f"{where} must be a block with a name, as flaxrl.config_for(...) makes; it is {block!r}")
-    cls = resolve(block["name"])
+    try:
+        cls = resolve(block["name"])
+    except ConfigError as error:
+        raise ConfigError(f"{where}.name: {error}") from error
     fields, hints = fields_of(cls), annotations_of(cls)
     given = {k: block[k] for k in block if k != "name"}
     for key, value in given.items():

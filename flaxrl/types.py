@@ -122,8 +122,13 @@ class Trajectory(struct.PyTreeNode):
 class Output(struct.PyTreeNode):
     """What a model says, `[T, B, ...]`; what a head does not produce stays None.
 
-    `policy_params`, `value` and `q` are arrays, so that slicing, flattening and minibatching act on them; `policy` is
-    the distribution built from `policy_params` by the head's static builder.
+    Slicing, flattening and minibatching act on the arrays; `policy` is the distribution made of `policy_params`.
+
+    Attributes:
+        policy_params: tree of float32 arrays that describe the policy (logits `[T, B, A]` of a categorical one).
+        value: float32 `[T, B]`.
+        q: float32 `[T, B, A]`, action values.
+        make_policy: the head's static builder: `policy_params` -> distribution.
     """
 
     policy_params: PyTree = None

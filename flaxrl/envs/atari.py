@@ -131,8 +131,7 @@ class Atari(HostEnv):
         """Ends the emulator threads; may be called twice."""
         if self._env is not None:
             self._env.close()
-            # The threads live as long as the C++ object, which the env's own close keeps.
-            self._env.ale = None
+            # Dropped as well: the threads live as long as the emulator object, which the env's own close keeps.
             self._env = None
 
     def _make(self) -> Any:

@@ -11,7 +11,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape (without batch) and dtype of one observation leaf. float64 is stored and fed as float32."""
+    """One observation leaf.
+
+    Attributes:
+        shape: without the batch.
+        dtype: of rows; what a simulator gives as float64 is stored and fed as float32.
+    """
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
@@ -23,7 +28,14 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Discrete:
-    """Actions `start .. start + n - 1` in the env; logits, masks and stored actions are 0-based."""
+    """Actions `start .. start + n - 1` in the env; logits, masks and stored actions are 0-based.
+
+    Attributes:
+        n: number of actions, A.
+        start: what the env calls the first one.
+        shape: of one action: a scalar.
+        dtype: of stored actions.
+    """
 
     n: int
     start: int = 0
@@ -34,7 +46,12 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Several discrete components; masks are concatenated, `[B, sum(nvec)]`."""
+    """Several discrete components; masks are concatenated, `[B, sum(nvec)]`.
+
+    Attributes:
+        nvec: number of actions of each component.
+        dtype: of stored actions.
+    """
 
     nvec: tuple[int, ...]
     dtype: Any = np.int32
@@ -47,7 +64,13 @@ class MultiDiscrete:
 
 @dataclass(frozen=True)
 class Box:
-    """Continuous actions with bounds (possibly infinite) per dimension."""
+    """Continuous actions with bounds (possibly infinite) per dimension.
+
+    Attributes:
+        low: lower bound of each dimension.
+        high: upper bound of each dimension.
+        dtype: of actions.
+    """
 
     low: tuple[float, ...]
     high: tuple[float, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from flaxrl.types import Array, LossOutput, Output, Params, Trajectory, TrainState
+from flaxrl.types import Array, LossOutput, Output, Params, TrainState, Trajectory
 
 
 class Unroll(Protocol):

@@ -72,9 +72,7 @@ class Agent(nn.Module):
         x, carry = self.core(x, inputs.first, carry)  # type: ignore[operator]
         return self.head(x, inputs.action_mask), carry  # type: ignore[operator]
 
-    def act(
-        self, inputs: AgentInput, carry: Carry, context: ActContext
-    ) -> tuple[Array, Array | None, Output, Carry]:
+    def act(self, inputs: AgentInput, carry: Carry, context: ActContext) -> tuple[Array, Array | None, Output, Carry]:
         """One action an env.
 
         Args:
@@ -120,9 +118,7 @@ def encode_action(action: Array, spec: ActionSpec) -> Array:
     raise ValueError(f"action spec {spec!r} is unknown; expected Discrete, MultiDiscrete or Box")
 
 
-def agent_input(
-    agent: Any, timestep: Any, last_action: Array, xp: Any = jnp
-) -> AgentInput:
+def agent_input(agent: Any, timestep: Any, last_action: Array, xp: Any = jnp) -> AgentInput:
     """What `agent` sees of a timestep `[B, ...]`, in actors and evaluation alike.
 
     Args:

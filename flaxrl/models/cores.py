@@ -83,9 +83,8 @@ class Recurrent(nn.Module):
             carry = jax.tree.map(lambda s, c: jnp.where(first_t[:, None], s, c), start, carry)
             return cell(carry, x_t)
 
-        scan = nn.scan(
-            step, variable_broadcast="params", split_rngs={"params": False}, in_axes=((0, 0), nn.broadcast), out_axes=0
-        )
+        axes: Any = ((0, 0), nn.broadcast)
+        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, in_axes=axes, out_axes=0)
         carry, y = scan(self.cell, carry, (x, first), self.initial_carry(x.shape[1]))
         return y, carry
 

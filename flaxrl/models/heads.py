@@ -29,8 +29,8 @@ def mask_logits(logits: Array, action_mask: Array | None) -> Array:
     """
     if action_mask is None:
         return logits
-    action_mask = action_mask.astype(bool)
-    legal = action_mask | ~jnp.any(action_mask, axis=-1, keepdims=True)
+    legal = jnp.asarray(action_mask, bool)
+    legal = legal | ~jnp.any(legal, axis=-1, keepdims=True)
     return jnp.where(legal, logits, -jnp.inf)
 
 

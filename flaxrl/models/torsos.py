@@ -120,7 +120,7 @@ class NatureCNN(nn.Module):
     dtype: str = "float32"
 
     cpu_chunk: ClassVar[int] = 32
-    """Rows that a CPU's cache holds with their patches; see `apply_in_chunks`."""
+    """Rows taken at once on a CPU, where patches need memory; see `apply_in_chunks`."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -173,7 +173,7 @@ class ImpalaResNet(nn.Module):
     dtype: str = "float32"
 
     cpu_chunk: ClassVar[int] = 8
-    """Rows that a CPU's cache holds with their patches; see `apply_in_chunks`."""
+    """Rows taken at once on a CPU, where patches need memory; see `apply_in_chunks`."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -93,6 +93,7 @@ class Actor:
             self._last_action = np.asarray(action)  # the one wait for the device in a step
             acted = time.perf_counter()
             self._timestep = self._env.step(self._last_action)
+            self._steps += len(self._ids)
             seconds["inference"] += acted - began
             seconds["env"] += time.perf_counter() - acted
             inputs.append(row)
@@ -119,7 +120,6 @@ class Actor:
             bad = ~np.any(timestep.action_mask, axis=-1) & (timestep.step_type != LAST)
             if bad.any():
                 raise TrainingError(no_legal_action(int(self._ids[np.argmax(bad)]), self._steps))
-        self._steps += len(self._ids)
         return agent_input(self._act.agent, timestep, self._last_action, np)
 
     def _metrics(self, answer: Timestep, seconds: dict[str, float]) -> dict[str, tuple[float, float]]:

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.trainers.actor import Act, Actor, Unrolled
 from flaxrl.trainers.sharding import replicated, to_global
 from flaxrl.trainers.source import Runtime, Source
-from flaxrl.types import Array, Metrics, PyTree, Trajectory, TrainState
+from flaxrl.types import Array, Metrics, PyTree, TrainState, Trajectory
 
 _POLL_S = 0.2
 _JOIN_S = 10.0
@@ -94,6 +94,7 @@ class ActorThreads(Source):
     def setup(self, runtime: Runtime) -> None:
         """See Source."""
         self._runtime = runtime
+        self._make_env().close()  # an env of the wrong kind is refused here, before threads and checkpoints
         self._act = Act(runtime.agent, runtime.progress)
         local = [d for d in runtime.mesh.devices.flatten() if d.process_index == jax.process_index()]
         self._learner_devices = local
@@ -190,9 +191,11 @@ class ActorThreads(Source):
         """Published parameters on the device that a thread acts on."""
         own = self._devices[thread % len(self._devices)]
         learner = self._learner_devices
-        source = own if own in learner else learner[thread % len(learner)]
-        model = jax.tree.map(lambda x: next(s.data for s in x.addressable_shards if s.device == source), published.model)
-        return model if own == source else jax.device_put(model, own)
+        near = own if own in learner else learner[thread % len(learner)]
+        model = jax.tree.map(
+            lambda x: next(shard.data for shard in x.addressable_shards if shard.device == near), published.model
+        )
+        return model if own == near else jax.device_put(model, own)
 
     def _newest_ready(self) -> _Published:
         """The newest parameters that need no waiting for, or the oldest at hand where all of them do."""
@@ -205,7 +208,9 @@ class ActorThreads(Source):
         try:
             actor = self._make_actor(thread)
             key = jax.random.fold_in(jax.random.fold_in(self._key, jax.process_index()), thread)
-            number, current, model = self._first_update, None, None
+            number = self._first_update
+            current = self._newest_ready()
+            model = self._model_for(thread, current)
             while not self._stop.is_set():
                 newest = self._newest_ready()
                 if newest is not current:
@@ -241,4 +246,5 @@ def _joined(parts: list[Unrolled]) -> Metrics:
         for name, (total, count) in part.metrics.items():
             seen = metrics.get(name, (0.0, 0.0))
             metrics[name] = (seen[0] + total, seen[1] + count)
+    metrics["actor/episodes"] = (metrics["actor/episodes"][0], 1.0)  # of an update, however many threads play
     return metrics

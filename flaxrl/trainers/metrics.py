@@ -6,7 +6,6 @@ over several updates weighs each by what it saw, and an update that saw nothing 
 
 from __future__ import annotations
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

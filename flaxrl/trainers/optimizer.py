@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,11 +53,13 @@ def _factory(algorithm: str) -> Callable[..., optax.GradientTransformation]:
 
 
 def _arguments(algorithm: str) -> dict[str, Any]:
-    """The scalar arguments of an optax optimizer with their defaults."""
+    """The scalar arguments of an optax optimizer with their defaults; None where a number is optional (momentum)."""
+
+    def scalar(p: inspect.Parameter) -> bool:
+        return float in typing.get_args(p.annotation) if p.default is None else isinstance(p.default, (int, float))
+
     parameters = inspect.signature(_factory(algorithm)).parameters.values()
-    return {
-        p.name: p.default for p in parameters if p.name != "learning_rate" and isinstance(p.default, (bool, int, float))
-    }
+    return {p.name: p.default for p in parameters if p.name != "learning_rate" and scalar(p)}
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ class Optimizer:
             if key not in known:
                 raise ConfigError(f"args.{key} does not fit optax.{self.algorithm}; {checks.nearest(key, known)}")
             kind = bool if isinstance(known[key], bool) else float
-            if not checks.matches(value, kind) or value != value:
+            off = value is None and known[key] is None
+            if not off and (not checks.matches(value, kind) or value != value):
                 raise ConfigError(f"args.{key} = {value!r} of optax.{self.algorithm} must be {kind.__name__}")
 
     @classmethod

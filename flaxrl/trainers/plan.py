@@ -9,14 +9,14 @@ import jax
 from jax.sharding import Mesh
 
 from flaxrl import checks
-from flaxrl.build import build
+from flaxrl.build import build, resolve
 from flaxrl.configuration import (
     TOP_LEVEL,
     CheckpointSettings,
     EvalSettings,
+    LearnerSettings,
     LogSettings,
     MeshSettings,
-    LearnerSettings,
 )
 from flaxrl.envs.base import HostEnv, JaxEnv
 from flaxrl.envs.spec import Discrete
@@ -75,7 +75,7 @@ class Plan:
 
     def progress(self, updates: Any) -> Any:
         """Fraction of the run done after `updates` iterates; float32 where `updates` is on the device."""
-        return updates / self.total_updates
+        return updates / float(self.total_updates)  # more than 2**31 updates are no int32
 
     def lines(self) -> list[str]:
         """The plan as a person reads it."""
@@ -126,7 +126,9 @@ def check(config: Any) -> Plan:
     if not isinstance(env, (HostEnv, JaxEnv)):
         raise ConfigError(f"config.env.name = {config.env.name!r} is neither a flaxrl.JaxEnv nor a flaxrl.HostEnv")
     agent = build(config.model, "config.model", action_spec=Discrete(2), env_spec=None)
-    mesh = make_mesh(blocks["mesh"])
+    mesh = make_mesh(blocks["mesh"], _learner_devices(source))
+    for name in blocks["log"].writers:
+        resolve(name)
     updates_per_call = source.updates_per_call if source.traceable else 1  # type: ignore[attr-defined]
     plan = Plan(
         loss=loss,
@@ -144,6 +146,20 @@ def check(config: Any) -> Plan:
     )
     _check_batch(plan, agent)
     return plan
+
+
+def _learner_devices(source: Source) -> list[Any]:
+    """All devices but those that each process keeps for its actors."""
+    reserved = source.reserved_devices
+    if not reserved:
+        return list(jax.devices())
+    local = jax.local_devices()
+    if max(reserved) >= len(local):
+        raise ConfigError(f"source.actor_devices = {reserved}: this process has devices 0 to {len(local) - 1}")
+    devices = [d for d in jax.devices() if d not in [local[i] for i in reserved]]
+    if not devices:
+        raise ConfigError(f"source.actor_devices = {reserved} leaves no device to the learner; there are {len(local)}")
+    return devices
 
 
 def _check_batch(plan: Plan, agent: Any) -> None:

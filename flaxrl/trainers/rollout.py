@@ -18,7 +18,7 @@ from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
 from flaxrl.trainers.sharding import AXES, batch_spec, over_batch
 from flaxrl.trainers.source import Runtime, Source
-from flaxrl.types import LAST, ActContext, AgentInput, Array, Carry, Metrics, Timestep, Trajectory, TrainState
+from flaxrl.types import LAST, ActContext, AgentInput, Array, Carry, Metrics, Timestep, TrainState, Trajectory
 
 
 class RolloutData(struct.PyTreeNode):
@@ -81,7 +81,8 @@ class JaxRollout(Source):
         env = runtime.make_env(self.num_envs)
         if not isinstance(env, JaxEnv):
             raise ConfigError(
-                f"jax_rollout needs an env in JAX; {type(env).__name__} runs on the host: use config_for('actor_threads')"
+                f"jax_rollout needs an env in JAX and {type(env).__name__} runs on the host: "
+                "use config_for('actor_threads')"
             )
         self._envs, self._agent, self._mesh = AutoReset(env), runtime.agent, runtime.mesh
         self._progress = runtime.progress

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from flaxrl.envs.base import HostEnv, JaxEnv
 from flaxrl.trainers.update import Update
-from flaxrl.types import Array, Metrics, PyTree, Trajectory, TrainState
+from flaxrl.types import Array, Metrics, PyTree, TrainState, Trajectory
 
 Data = Any
 
@@ -72,8 +72,14 @@ class Source(abc.ABC):
         del priorities
         return data
 
+    @property
+    def reserved_devices(self) -> tuple[int, ...]:
+        """Indices of local devices that the mesh leaves to this source."""
+        return ()
+
     def check(self, data: Data) -> None:
         """Raises what went wrong since the last log (an env without a legal action); called by the host."""
+        del data
 
     def snapshot(self, data: Data) -> PyTree | None:
         """What a checkpoint keeps of `data`; None where nothing is kept."""
@@ -86,6 +92,7 @@ class Source(abc.ABC):
 
     def close(self) -> None:
         """Ends threads and envs; may be called twice."""
+        return
 
 
 def iterate(

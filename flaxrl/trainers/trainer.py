@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from pathlib import Path
@@ -34,18 +35,17 @@ class Trainer:
     Args:
         config: as `flaxrl.run_config` makes it.
         workdir: the run's folder; made if absent.
-        quiet: no progress line and no plan on stdout.
 
     Raises:
         ConfigError: a config that breaks a rule, or differs from the one stored in `workdir`.
     """
 
-    def __init__(self, config: Any, workdir: str | Path, quiet: bool = False):
+    def __init__(self, config: Any, workdir: str | Path):
         self.plan = check(config)
-        self.config, self.workdir, self._quiet = config, Path(workdir), quiet
-        run_folder.RunFolder(workdir).match(config)
+        self.config, self.workdir = config, Path(workdir)
+        self._folder = run_folder.RunFolder(workdir)
+        self._folder.check(config)
         self.updates = 0
-        self.best = {}
 
     @property
     def steps(self) -> int:
@@ -53,45 +53,43 @@ class Trainer:
         return self.updates * self.plan.steps_per_update
 
     def run(self) -> dict[str, float]:
-        """Trains to `total_steps`, or until SIGINT or SIGTERM; saves either way.
+        """Trains to `total_steps`, or until SIGINT or SIGTERM; saves either way. Another call goes on from there.
 
         Returns:
-            The last log line's metrics, evaluation included.
+            The last log line's metrics, evaluation included; empty where nothing was left to do.
 
         Raises:
             TrainingError: the run cannot go on; what was saved stays.
         """
-        plan = self.plan
-        with Interrupt() as interrupt:
+        plan = self.plan = check(self.config)  # a source serves one run only
+        with Interrupt() as interrupt, contextlib.ExitStack() as self._resources:
             self._set_up()
-            try:
-                while self.updates < plan.total_updates and not interrupt.requested:
-                    self._call()
-                    done = self.updates >= plan.total_updates
-                    if done or plan.due(plan.log.every, self.updates):
-                        self._log()
-                    if done or plan.due(plan.eval.every, self.updates):
-                        self._evaluate()
-                    if done or plan.due(plan.checkpoint.every, self.updates):
-                        self._save()
-                if interrupt.requested:
+            done = self.updates >= plan.total_updates
+            while not done and not interrupt.requested:
+                self._call()
+                done = self.updates >= plan.total_updates
+                if done or plan.due(plan.log.every, self.updates):
+                    self._log()
+                if done or plan.due(plan.checkpoint.every, self.updates):
                     self._save()
-                    self.progress.print(f"{interrupt.requested}: saved at step {self.steps:,}; the same command goes on")
-                self._checkpointer.wait()
-            finally:
-                self._close()
+                if done or (plan.due(plan.eval.every, self.updates) and not interrupt.requested):
+                    self._evaluate()
+            if not done:
+                self._save()
+            self._checkpointer.wait()
+            if not done:
+                self.progress.print(f"{interrupt.requested}: saved at step {self.steps:,}; the same command goes on")
         return self.last_metrics
 
     # -- set up ----------------------------------------------------------------------------------------------------
 
     def _set_up(self) -> None:
-        """Builds the run's objects and restores what the folder holds."""
-        plan = self.plan
+        """Builds the run's objects and restores what the folder holds; whatever is open is closed when `run` ends."""
+        plan, resources = self.plan, self._resources
         make_env = env_factory(self.config)
         env = make_env(plan.source.batch_size)
-        self.spec = env.spec
-        if isinstance(env, HostEnv):
-            env.close()
+        with contextlib.closing(env) if isinstance(env, HostEnv) else contextlib.nullcontext():
+            self.spec = env.spec
         self.agent = build_agent(self.config, self.spec)
         make_state = functools.partial(
             init_state,
@@ -106,23 +104,29 @@ class Trainer:
         self.state: TrainState = make_state()
         self._key = jax.random.key(plan.seed + 1)
         self.source = plan.source
+        resources.callback(self.source.close)
         self.source.setup(Runtime(make_env, self.agent, plan.mesh, plan.seed, plan.progress))
-        self._checkpointer = Checkpointer(
-            self.workdir / "checkpoints", plan.checkpoint.keep, plan.checkpoint.keep_best
-        )
+        self._checkpointer = Checkpointer(self.workdir / "checkpoints", plan.checkpoint.keep, plan.checkpoint.keep_best)
+        resources.callback(self._checkpointer.close)
         self.data: Data = self.source.init(self.state, jax.random.fold_in(self._key, 2**31 - 1))
         self._restore()
+        # Only now, so that a config that cannot be set up does not claim the folder.
+        self._folder.match(self.config, write=jax.process_index() == 0)
         self._writers = make_writers(plan.log.writers, self.workdir, self.steps)
+        resources.callback(self._writers.close)
+        self._writers.write_hparams(run_folder.flatten(run_folder.plain(self.config)))
         self._make_evaluator = functools.partial(Evaluator, make_env, self.agent, plan.eval)
         self._evaluator: Evaluator | None = None
         self._metrics = MetricsBuffer()
         self._run_call = self._make_call()
         self.last_metrics: dict[str, float] = {}
         self.progress = Progress(plan.total_steps, self.spec.frame_skip, self.steps)
+        resources.callback(self.progress.close)
         self._announce()
-        self._clock, self._clock_steps = time.perf_counter(), self.steps
+        self._clock, self._clock_updates = time.perf_counter(), self.updates
 
     def _restore(self) -> None:
+        self.updates = 0
         restored = self._checkpointer.restore(self.state, self.source.snapshot(self.data))
         if restored is None:
             return
@@ -137,10 +141,11 @@ class Trainer:
             self.progress.print(line)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.state))
         self.progress.print(f"memory        {size / 2**20:,.1f} MiB of parameters and optimizer state a replica")
-        if not self._quiet:
-            self.progress.print(parameter_overview.get_parameter_overview(self.state.params, include_stats=False))
+        self.progress.print(parameter_overview.get_parameter_overview(self.state.params, include_stats=False))
         if self.updates:
             self.progress.print(f"resumed at step {self.steps:,} (update {self.updates:,})")
+        if self.updates >= self.plan.total_updates:
+            self.progress.print("nothing left to do: raise config.total_steps to go on")
 
     # -- one call --------------------------------------------------------------------------------------------------
 
@@ -194,9 +199,9 @@ class Trainer:
     def _log(self) -> None:
         """Reads the metrics (the only point at which the host waits for the device), writes and checks them."""
         metrics = self._metrics.read()
-        now = time.perf_counter()
-        rate = (self.steps - self._clock_steps) / max(now - self._clock, 1e-9)
-        self._clock, self._clock_steps = now, self.steps
+        now, updates = time.perf_counter(), self.updates - self._clock_updates
+        rate = updates * self.plan.steps_per_update / max(now - self._clock, 1e-9)
+        self._clock, self._clock_updates = now, self.updates
         metrics |= {
             "time/steps_per_second": rate,
             "time/frames_per_second": rate * self.spec.frame_skip,
@@ -205,21 +210,29 @@ class Trainer:
         }
         self._write(metrics)
         self.source.check(self.data)
-        skipped = int(self.state.skipped_in_row)
-        if metrics.get("loss/skipped"):
-            self.progress.print(
-                f"warning: non-finite loss or gradient up to step {self.steps:,}: skipped {skipped} gradient steps in a row"
-            )
-        if skipped >= self.plan.learner.max_skipped:
+        self._check_skipped(metrics.get("loss/skipped", 0.0), updates)
+
+    def _check_skipped(self, share: float, updates: int) -> None:
+        """Tells of gradient steps that were skipped since the last log; ends the run after too many in a row."""
+        if not share:
+            return
+        settings, in_row = self.plan.learner, int(self.state.skipped_in_row)
+        steps = updates * settings.epochs * settings.minibatches
+        self.progress.print(
+            f"warning: loss or gradient not finite: skipped {round(share * steps)} of the {steps} gradient steps up to "
+            f"step {self.steps:,}, the last {in_row} in a row"
+        )
+        if in_row >= settings.max_skipped:
             raise TrainingError(
-                f"loss or gradient not finite in the last {skipped} gradient steps (step {self.steps:,}): "
-                f"learner.max_skipped = {self.plan.learner.max_skipped}; the last good checkpoint stays"
+                f"loss or gradient not finite in the last {in_row} gradient steps (step {self.steps:,}, "
+                f"learner.max_skipped = {settings.max_skipped}); the last good checkpoint stays"
             )
 
     def _evaluate(self) -> None:
         """Whole episodes on envs of its own; keeps the parameters where they are the best so far."""
         if self._evaluator is None:
             self._evaluator = self._make_evaluator()
+            self._resources.callback(self._evaluator.close)
         started = time.perf_counter()
         metrics = self._evaluator.run(self.state.params, self.state.variables)
         seconds = time.perf_counter() - started
@@ -245,15 +258,6 @@ class Trainer:
         self._writers.write_scalars(self.steps, metrics)
         self.last_metrics = self.last_metrics | metrics | {"step": self.steps}
         self.progress.update(self.steps, metrics)
-
-    def _close(self) -> None:
-        """Ends threads, envs and files, whatever happened."""
-        self.source.close()
-        if self._evaluator is not None:
-            self._evaluator.close()
-        self._writers.close()
-        self._checkpointer.close()
-        self.progress.close()
 
 
 @jax.jit

@@ -16,7 +16,7 @@ from flaxrl.losses.base import Loss, Unroll
 from flaxrl.trainers.metrics import Pairs, as_pairs, summed, weighted
 from flaxrl.trainers.optimizer import set_learning_rate
 from flaxrl.trainers.sharding import AXES, batch_spec, over_batch, shard_index
-from flaxrl.types import Array, PyTree, Trajectory, TrainState
+from flaxrl.types import Array, PyTree, TrainState, Trajectory
 
 RNG_STREAMS = ("dropout", "noise")
 """Random streams that a model may ask for while it learns."""
@@ -81,7 +81,7 @@ def make_update(
         state = state.replace(opt_state=set_learning_rate(state.opt_state, rate))
         prepared = loss.prepare(bind_unroll(state.variables), state, trajectory.sanitized())
         batch = jax.lax.stop_gradient(prepared)
-        if epochs * minibatches == 1:
+        if epochs * minibatches == 1 and not shuffle.steps:
             state, out = gradient_step(state, batch, key)
         else:
             state, out = jax.lax.scan(
@@ -112,7 +112,7 @@ def _apply(
 ) -> tuple[TrainState, UpdateOutput]:
     """Takes the optimizer's step, or skips it where something is not finite."""
     changes, opt_state = state.tx.update(grads, state.opt_state, state.params)
-    grad_norm, change_norm = optax.global_norm(grads), optax.global_norm(changes)
+    grad_norm, change_norm = optax.tree.norm(grads), optax.tree.norm(changes)
     good = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(change_norm)
     params = optax.apply_updates(state.params, changes)
     new = (state.step + 1, params, opt_state)
@@ -126,7 +126,7 @@ def _apply(
     metrics |= {
         "loss/gradient_norm": grad_norm,
         "loss/update_norm": change_norm,
-        "loss/parameter_norm": optax.global_norm(params),
+        "loss/parameter_norm": optax.tree.norm(params),
     }
     pairs = weighted(metrics, good) | as_pairs({"loss/skipped": 1.0 - good})
     state = state.replace(

@@ -1,0 +1,305 @@
+"""V-trace: golden vectors, sums worked by hand, rlax; the formula alone and through the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rlax
+from golden import Expanded, close, expand, vector, vectors
+
+from flaxrl.errors import ConfigError
+from flaxrl.losses.vtrace import VTrace, vtrace_returns
+from flaxrl.models.heads import categorical
+from flaxrl.types import FIRST, LAST, MID, AgentInput, Output, Trajectory
+
+CLIPS = ("clip_rho", "clip_c", "clip_pg_rho")
+
+
+def golden_returns(inputs: dict[str, Any], rows: Expanded, jit: bool) -> Any:
+    def f(ratio: Any, reward: Any, discount: Any, step_type: Any, value: Any) -> Any:
+        continues = (step_type[1:] != LAST).astype(jnp.float32)
+        clips = {name: inputs[name] for name in CLIPS}
+        return vtrace_returns(
+            jnp.log(ratio), reward, inputs["gamma"] * discount, continues, value, lambda_=inputs["lam"], **clips
+        )
+
+    f = jax.jit(f) if jit else f
+    ratio, reward = rows.rows(inputs["ratio_pi_over_mu"], 1.0), rows.rows(inputs["r"])
+    return f(ratio, reward, rows.discount, rows.step_type, rows.value)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("v", vectors("vtrace"))
+def test_golden_returns(v, jit):
+    rows = expand(v["inputs"])
+    returns = golden_returns(v["inputs"], rows, jit)
+    close(rows.transitions(returns.target), v["expected"]["vs"], v)
+    close(rows.transitions(returns.target - rows.value[:-1]), v["expected"]["errors"], v)
+    close(rows.transitions(returns.advantage), v["expected"]["pg_advantage"], v)
+
+
+def fake_unroll(params: Any, batch: Any, rngs: Any = None) -> Output:
+    """A model whose parameters are its output."""
+    del batch, rngs
+    return Output(policy_params=params["logits"], value=params["value"], make_policy=categorical)
+
+
+def golden_trajectory(inputs: dict[str, Any], rows: Expanded, garbage: float) -> tuple[dict[str, Any], Trajectory]:
+    """Parameters and off-policy data whose ratios are the vector's; masked rows hold `garbage`."""
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(*rows.value.shape, 3)), jnp.float32)
+    action = jnp.asarray(np.where(rows.source[:, None] >= 0, rng.integers(0, 3, rows.discount.shape), 7), jnp.int32)
+    log_prob = jax.nn.log_softmax(logits[:-1])[np.arange(len(action)), 0, np.minimum(action[:, 0], 2)][:, None]
+    masked = rows.source[:, None] < 0
+    trajectory = Trajectory(
+        inputs=AgentInput(observation=jnp.zeros((*rows.value.shape, 1)), step_type=jnp.asarray(rows.step_type)),
+        action=action,
+        reward=jnp.asarray(rows.rows(inputs["r"], garbage)),
+        discount=jnp.where(masked, garbage, rows.discount),
+        log_prob=jnp.where(masked, garbage, log_prob - np.log(rows.rows(inputs["ratio_pi_over_mu"], 1.0))),
+        value=jnp.full(rows.discount.shape, garbage),
+    )
+    return {"logits": logits, "value": jnp.asarray(rows.value)}, trajectory
+
+
+def golden_loss(inputs: dict[str, Any], **fields: Any) -> VTrace:
+    clips = {name: inputs[name] for name in CLIPS}
+    return VTrace(discount=inputs["gamma"], lambda_=inputs["lam"], **clips, **fields)
+
+
+def loss_and_gradient(loss: VTrace, params: Any, trajectory: Trajectory, jit: bool = True) -> Any:
+    def f(params: Any, trajectory: Trajectory) -> Any:
+        return loss(fake_unroll, params, None, trajectory.sanitized(), {})
+
+    g = jax.value_and_grad(f, has_aux=True)
+    return (jax.jit(g) if jit else g)(params, trajectory)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("v", vectors("vtrace"))
+def test_golden_loss(v, jit):
+    """Value and gradient of the whole loss from the vector's advantages and errors; NaN on masked rows."""
+    rows = expand(v["inputs"])
+    params, trajectory = golden_trajectory(v["inputs"], rows, np.nan)
+    loss = golden_loss(v["inputs"], baseline_cost=0.25, entropy_cost=0.0)
+    (value, out), grads = loss_and_gradient(loss, params, trajectory, jit)
+
+    advantage, errors = (np.asarray(v["expected"][k]) for k in ("pg_advantage", "errors"))
+    n = len(errors)
+    taken = jax.nn.one_hot(rows.transitions(trajectory.action), 3)
+    probs = rows.transitions(jax.nn.softmax(params["logits"][:-1]))
+    policy = -np.mean(np.log(np.sum(probs * taken, -1)) * advantage)
+    baseline = 0.25 * 0.5 * np.mean(errors**2)  # baseline_cost * 0.5 * mean((v - V)^2)
+    close(value, policy + baseline, v)
+    close(out.metrics["policy"], policy, v)
+    close(out.metrics["baseline"], baseline, v)
+    # d(-log pi(a) * adv)/d logits = -adv * (onehot - p); dV of half the squared error = -(v - V): targets are constants.
+    close(rows.transitions(grads["logits"][:-1]), -advantage[:, None] * (taken - probs) / n, v)
+    close(rows.transitions(grads["value"][:-1]), -0.25 * errors / n, v)
+    unused = np.append(rows.source < 0, True)
+    np.testing.assert_array_equal(grads["logits"][unused], 0)
+    np.testing.assert_array_equal(grads["value"][unused], 0)
+
+
+@pytest.mark.parametrize("v", vectors("vtrace"))
+def test_masked_rows_do_not_matter(v):
+    """NaN and zeros on masked rows give the same loss, metrics and gradient, to the last bit."""
+    rows, loss = expand(v["inputs"]), golden_loss(v["inputs"], max_abs_reward=1.0)
+    clean, dirty = (loss_and_gradient(loss, *golden_trajectory(v["inputs"], rows, x)) for x in (0.0, np.nan))
+    jax.tree.map(np.testing.assert_array_equal, clean, dirty)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(dirty))
+
+
+def test_nothing_leaks_into_the_next_episode():
+    """V=1, then V=100 after a truncation; no reward, gamma 1: a leak shows 99."""
+    v = vector("vtrace_leak_probe")
+    rows = expand(v["inputs"])
+    returns = golden_returns(v["inputs"], rows, jit=True)
+    assert rows.value[:, 0].tolist() == [1, 1, 1, 100, 100, 100]
+    assert rows.transitions(returns.advantage).tolist() == [0, 0, 0, 0]
+    assert rows.transitions(returns.target).tolist() == [1, 1, 100, 100]
+
+
+# x0 x1 | terminated, x2 LAST | x3 | truncated, x4 LAST | x5, x6 bootstrap; gamma 0.5. Two envs: the second's rewards
+# and values are twice the first's, and everything is linear in them.
+STEP_TYPE = np.array([FIRST, MID, LAST, FIRST, LAST, FIRST, MID], np.int8)
+VALUE = np.array([2.0, 4.0, 100.0, 6.0, 8.0, 2.0, 10.0])
+REWARD = np.array([1.0, 3.0, 0.0, 1.0, 0.0, -1.0])
+DISCOUNT = 0.5 * np.array([1.0, 0.0, 0.0, 1.0, 0.0, 1.0])
+RATIO = np.array([2.0, 0.5, 1.0, 1.0, 1.0, 0.25])
+VALID = STEP_TYPE[:-1] != LAST
+
+
+def by_hand(**kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Target and advantage of the valid rows, for both envs."""
+
+    def column(x: np.ndarray, scale: float = 2.0) -> Any:
+        return jnp.asarray(np.stack([x, scale * x], axis=1), jnp.float32)
+
+    continues = (STEP_TYPE[1:] != LAST).astype(np.float32)
+    rows = (column(np.log(RATIO), 1), column(REWARD), column(DISCOUNT, 1), column(continues, 1), column(VALUE))
+    target, advantage = vtrace_returns(*rows, **kwargs)
+    np.testing.assert_allclose(target[:, 1], 2 * target[:, 0])
+    np.testing.assert_allclose(advantage[:, 1], 2 * advantage[:, 0])
+    return np.asarray(target)[VALID, 0], np.asarray(advantage)[VALID, 0]
+
+
+def test_by_hand():
+    target, advantage = by_hand()
+    # t5: delta .25 * (-1 + .5*10 - 2) = .5                       v5 = 2 + .5
+    # t3: delta 1 * (1 + .5*8 - 6) = -1, the truncation bootstraps v3 = 6 - 1
+    # t1: delta .5 * (3 + 0 - 4) = -.5, the end does not          v1 = 4 - .5
+    # t0: delta 1 * (1 + .5*4 - 2) = 1, + .5 * c 1 * -.5 = .75    v0 = 2 + .75
+    np.testing.assert_allclose(target, [2.75, 3.5, 5.0, 2.5])
+    # t0: 1 * (1 + .5*3.5 - 2) = .75; the others are one-step
+    np.testing.assert_allclose(advantage, [0.75, -0.5, -1.0, 0.5])
+
+
+def test_lambda_enters_c_alone():
+    target, advantage = by_hand(lambda_=0.5)
+    # t0: 1 + .5 * (lambda .5 * c 1) * -.5 = .875; its advantage bootstraps from v1 = 3.5 whole, not from a mixture with V1
+    np.testing.assert_allclose(target, [2.875, 3.5, 5.0, 2.5])
+    np.testing.assert_allclose(advantage, [0.75, -0.5, -1.0, 0.5])
+    target, advantage = by_hand(lambda_=0.0)
+    np.testing.assert_allclose(target, [3.0, 3.5, 5.0, 2.5])
+    np.testing.assert_allclose(advantage, [0.75, -0.5, -1.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("clips", "target_0", "advantage_0"),
+    [
+        # only row 0 has a ratio (2) above 1: its delta 1 * rho, its trace .5 * c * -.5, its advantage rho' * .75
+        ({"clip_rho": None}, 2 + 2 - 0.25, 0.75),
+        ({"clip_rho": 1.5}, 2 + 1.5 - 0.25, 0.75),
+        ({"clip_c": None}, 2 + 1 - 0.5, 0.75),
+        ({"clip_pg_rho": None}, 2.75, 1.5),
+        ({"clip_pg_rho": 0.2}, 2.75, 0.15),
+    ],
+)
+def test_each_bound_has_its_place(clips, target_0, advantage_0):
+    target, advantage = by_hand(**clips)
+    np.testing.assert_allclose(target[0], target_0)
+    np.testing.assert_allclose(advantage[0], advantage_0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("clip_rho", "clip_pg_rho"), [(1.0, 1.0), (2.0, 1.5)])
+def test_agrees_with_rlax(clip_rho, clip_pg_rho):
+    """rlax computes the same at lambda 1, given the two factors of the episode rule."""
+    rng = np.random.default_rng(3)
+    T, B = 12, 5
+    log_rho, reward = rng.normal(size=(2, T, B)).astype(np.float32)
+    value = rng.normal(size=(T + 1, B)).astype(np.float32)
+    discount = (0.97 * (rng.random((T, B)) > 0.2)).astype(np.float32)
+    continues = (rng.random((T, B)) > 0.3).astype(np.float32)
+    ours = vtrace_returns(
+        log_rho, reward, discount, continues, value, clip_rho=clip_rho, clip_c=1.0, clip_pg_rho=clip_pg_rho
+    )
+    f = jax.vmap(
+        lambda *x: rlax.vtrace_td_error_and_advantage(
+            *x, clip_rho_threshold=clip_rho, clip_pg_rho_threshold=clip_pg_rho
+        ),
+        in_axes=1,
+        out_axes=1,
+    )
+    theirs = f(value[:-1], value[1:], reward, discount, np.exp(log_rho), continues)
+    np.testing.assert_allclose(ours.target - value[:-1], theirs.errors, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ours.advantage, theirs.pg_advantage, rtol=1e-5, atol=1e-5)
+
+
+def test_targets_are_constants():
+    grads = jax.grad(lambda v: sum(x.sum() for x in vtrace_returns(*[jnp.ones((3, 1))] * 4, v)))(jnp.ones((4, 1)))
+    np.testing.assert_array_equal(grads, 0)
+
+
+def test_wrong_shapes_are_refused():
+    x = jnp.ones((3, 1))
+    with pytest.raises(AssertionError):
+        vtrace_returns(x, x, x, x, x)  # values need one row more
+    with pytest.raises(AssertionError):
+        vtrace_returns(*[jnp.ones(3)] * 4, jnp.ones(4))
+
+
+def one_row(reward: float, entropy_cost: float = 0.0, **fields: Any) -> Any:
+    """Loss and gradient of one step of one env: V = 0, 0; logits (0, log 3); action 1; on-policy."""
+    params = {"logits": jnp.array([[[0.0, np.log(3.0)]]] * 2), "value": jnp.zeros((2, 1))}
+    trajectory = Trajectory(
+        inputs=AgentInput(observation=jnp.zeros((2, 1)), step_type=jnp.array([[FIRST], [MID]], jnp.int8)),
+        action=jnp.ones((1, 1), jnp.int32),
+        reward=jnp.full((1, 1), reward),
+        discount=jnp.ones((1, 1)),
+        log_prob=jnp.full((1, 1), np.log(0.75)),
+        value=None,
+    )
+    return loss_and_gradient(VTrace(entropy_cost=entropy_cost, **fields), params, trajectory)
+
+
+def test_rewards_are_clipped():
+    (_, out), grads = one_row(-7.0, max_abs_reward=2.0, baseline_cost=0.5)
+    np.testing.assert_allclose(out.metrics["policy"], -np.log(0.75) * -2.0, rtol=1e-6)  # -log pi(a) * (-2 - 0)
+    np.testing.assert_allclose(grads["value"][0, 0], 0.5 * 2.0)  # -(v - V) * baseline_cost
+    (_, out), _ = one_row(-7.0)
+    np.testing.assert_allclose(out.metrics["policy"], -np.log(0.75) * -7.0, rtol=1e-6)
+
+
+def test_entropy_is_a_bonus():
+    (value, out), grads = one_row(0.0, entropy_cost=0.1)
+    entropy = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
+    np.testing.assert_allclose(value, -0.1 * entropy, rtol=1e-6)
+    np.testing.assert_allclose(out.metrics["entropy"], entropy, rtol=1e-6)
+    np.testing.assert_allclose(out.metrics["entropy_bonus"], -0.1 * entropy, rtol=1e-6)
+    assert grads["logits"][0, 0, 0] < 0 < grads["logits"][0, 0, 1]  # descent raises the rarer action
+
+
+def test_off_policy_metrics():
+    v = vector("vtrace_clipped")
+    params, trajectory = golden_trajectory(v["inputs"], expand(v["inputs"]), np.nan)
+    (_, out), _ = loss_and_gradient(golden_loss(v["inputs"]), params, trajectory)
+    ratio = np.array([0.5, 2.0, 1.0, 3.0, 0.1])
+    np.testing.assert_allclose(out.metrics["rho_mean"], ratio.mean(), rtol=1e-5)
+    np.testing.assert_allclose(out.metrics["rho_clipped"], 2 / 5, rtol=1e-6)
+    np.testing.assert_allclose(out.metrics["kl_behaviour"], (ratio - 1 - np.log(ratio)).mean(), rtol=1e-4)
+
+
+def test_illegal_filler_action():
+    """A sanitized LAST row answers with action 0 even where 0 is illegal: -inf must not reach the loss or gradient."""
+    v = vector("vtrace_trunc_inside")
+    rows = expand(v["inputs"])
+    params, trajectory = golden_trajectory(v["inputs"], rows, np.nan)
+    last = int(np.argmax(rows.source < 0))
+    params["logits"] = params["logits"].at[last, 0, 0].set(-jnp.inf)
+    (value, _), grads = loss_and_gradient(golden_loss(v["inputs"]), params, trajectory)
+    assert distrax.Categorical(params["logits"][last, 0]).log_prob(0) == -np.inf
+    assert np.isfinite(value)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"discount": 1.5}, "VTrace.discount = 1.5 must be >= 0 and <= 1"),
+        ({"lambda_": -0.1}, "VTrace.lambda_"),
+        ({"entropy_cost": -1.0}, "VTrace.entropy_cost"),
+        ({"baseline_cost": float("nan")}, "VTrace.baseline_cost"),
+        ({"clip_rho": 0.0}, "VTrace.clip_rho"),
+        ({"clip_c": -1.0}, "VTrace.clip_c"),
+        ({"max_abs_reward": 0.0}, "VTrace.max_abs_reward"),
+    ],
+)
+def test_bad_fields(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        VTrace(**fields)
+
+
+def test_needs_a_value():
+    def no_value(params: Any, batch: Any, rngs: Any = None) -> Output:
+        return fake_unroll(params, batch, rngs).replace(value=None)
+
+    v = vector("vtrace_onpolicy")
+    params, trajectory = golden_trajectory(v["inputs"], expand(v["inputs"]), 0.0)
+    with pytest.raises(ValueError, match="needs a head with a value"):
+        VTrace()(no_value, params, None, trajectory, {})

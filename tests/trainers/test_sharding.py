@@ -1,0 +1,192 @@
+"""Meshes, where a state lies, and what a sharded update computes and moves."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from collectives import collectives
+from jax.sharding import PartitionSpec as P
+from learner_setups import (
+    IMAGE,
+    KERNELS,
+    VECTOR,
+    assert_close,
+    host,
+    key,
+    learner,
+    made_up_trajectory,
+    make_agent,
+    mesh_of,
+)
+
+from flaxrl.configuration import MeshSettings
+from flaxrl.errors import ConfigError
+from flaxrl.trainers.optimizer import Optimizer
+from flaxrl.trainers.sharding import bind_unroll, make_mesh, state_shardings, to_global
+
+SGD = Optimizer("sgd", learning_rate=1.0)
+ADAM = Optimizer("adam", learning_rate=1e-2)
+LAYOUTS = {"data": {"data": 4}, "fsdp": {"data": 2, "fsdp": 2}, "fsdp_only": {"data": 1, "fsdp": 4}}
+
+
+# -- mesh --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "fsdp", "shape"), [(-1, 1, (4, 1)), (-1, 2, (2, 2)), (1, -1, (1, 4)), (2, 1, (2, 1)), (1, 1, (1, 1))]
+)
+def test_mesh_shapes(data, fsdp, shape):
+    mesh = make_mesh(MeshSettings(data, fsdp))
+    assert mesh.axis_names == ("data", "fsdp") and mesh.devices.shape == shape
+
+
+def test_a_mesh_that_devices_cannot_fill_is_refused():
+    with pytest.raises(ConfigError, match="mesh of data=4 x fsdp=2 needs 8 devices; there are 4"):
+        make_mesh(MeshSettings(4, 2))
+    with pytest.raises(ConfigError, match="4 devices do not split into 3 parts of the mesh: 4 % 3 = 1"):
+        make_mesh(MeshSettings(-1, 3))
+    with pytest.raises(ConfigError, match="cannot both be -1"):
+        make_mesh(MeshSettings(-1, -1))
+
+
+# -- where a state lies ------------------------------------------------------------------------------------------------
+
+
+def test_rules_place_the_largest_dimension_that_divides():
+    settings, mesh = mesh_of(2, 2, (("keep", "replicated"), (r"a|keep", "fsdp")))
+    shapes = {
+        "a": {"wide": jnp.zeros((4, 6)), "odd": jnp.zeros((5, 4)), "none": jnp.zeros((3, 5)), "tie": jnp.zeros((4, 4))},
+        "keep": jnp.zeros((8,)),
+        "other": jnp.zeros((8,)),
+    }
+    placed = jax.tree.map(lambda s: s.spec, state_shardings(jax.eval_shape(lambda: shapes), settings, mesh))
+    assert placed["a"] == {"wide": P(None, "fsdp"), "odd": P(None, "fsdp"), "none": P(), "tie": P("fsdp")}
+    assert placed["keep"] == P() and placed["other"] == P()
+
+
+def test_moments_lie_like_their_parameters():
+    state, _, _ = learner(make_agent(), VECTOR, ADAM, data=2, fsdp=2)
+    moments = state.opt_state.inner_state[0][0]
+    specs = jax.tree.map(lambda x: x.sharding.spec, state.params)
+    kernels = [s for path, s in jax.tree_util.tree_leaves_with_path(specs) if "kernel" in jax.tree_util.keystr(path)]
+    assert kernels and all("fsdp" in s for s in kernels)
+    for moment in (moments.mu, moments.nu):
+        assert jax.tree.map(lambda x: x.sharding.spec, moment) == specs
+    whole = host(learner(make_agent(), VECTOR, ADAM)[0])
+    assert_close(host(state.params), whole.params, 0)
+    kernel = state.params["torso"]["Dense_0"]["kernel"]
+    assert kernel.addressable_shards[0].data.size == kernel.size // 2
+
+
+def test_to_global_splits_the_batch():
+    mesh = mesh_of(2, 2)[1]
+    tree = {"x": np.arange(24).reshape(3, 8)}
+    made = to_global(tree, mesh)["x"]
+    assert [s.data.tolist() for s in made.addressable_shards][1] == tree["x"][:, 2:4].tolist()
+    rows = to_global(np.arange(8), mesh, time_first=False)
+    assert [s.data.tolist() for s in rows.addressable_shards] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_random_streams_differ_by_shard():
+    class Noisy:
+        def apply(self, variables, inputs, carry, rngs):
+            return (jax.random.uniform(rngs["noise"], inputs.step_type.shape),)
+
+    agent, mesh = make_agent(core="feed_forward"), mesh_of(4)[1]
+    unroll = bind_unroll(Noisy(), {}, mesh)
+    batch = made_up_trajectory(agent, VECTOR, mesh)
+    noise = host(jax.jit(lambda k: unroll({}, batch, {"noise": k}))(key()))
+    assert len({tuple(row) for row in noise.T}) == noise.shape[1]
+
+
+# -- what a sharded update computes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def single():
+    """Gradient and metrics of one SGD step of rate 1 on one device, then parameters after two Adam updates."""
+    return _gradient(), _adam()
+
+
+def _gradient(**layout):
+    agent = make_agent()
+    state, update, mesh = learner(agent, VECTOR, SGD, **layout)
+    before = host(state.params)
+    state, out = update(state, made_up_trajectory(agent, VECTOR, mesh), key())
+    return jax.tree.map(np.subtract, before, host(state.params)), host(out.metrics)
+
+
+def _adam(**layout):
+    agent = make_agent()
+    state, update, mesh = learner(agent, VECTOR, ADAM, **layout)
+    for i in range(2):
+        state, _ = update(state, made_up_trajectory(agent, VECTOR, mesh, seed=i), key(i))
+    return host(state.params)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_devices_change_neither_loss_nor_gradient(layout, single):
+    gradient, metrics = _gradient(**LAYOUTS[layout])
+    assert metrics["loss/skipped"][0] == 0
+    assert_close(gradient, single[0][0], 1e-6)
+    assert_close(metrics, single[0][1], 2e-6)
+
+
+@pytest.mark.parametrize("layout", ["data", "fsdp"])
+def test_devices_do_not_change_training(layout, single):
+    assert_close(_adam(**LAYOUTS[layout]), single[1], 1e-5)
+
+
+# -- what it moves -----------------------------------------------------------------------------------------------------
+
+BATCH, TIME = 16, 8
+SPECS = {"lstm": VECTOR, "convolution": IMAGE}
+
+
+def _compiled(spec, minibatches=1, **layout):
+    agent = make_agent(spec, core="lstm" if spec is VECTOR else "feed_forward")
+    state, update, mesh = learner(agent, spec, ADAM, minibatches=minibatches, **layout)
+    batch = made_up_trajectory(agent, spec, mesh, TIME, BATCH)
+    size = sum(x.size for x in jax.tree.leaves(state.params))
+    return collectives(update.lower(state, batch, key()).compile().as_text()), size
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_data_mesh_reduces_the_gradient_once(name):
+    found, parameters = _compiled(SPECS[name], data=4)
+    assert {c.kind for c in found} == {"all-reduce"}
+    assert all(c.depth == 0 for c in found), "a collective inside a loop"
+    moved = sum(sum(c.sizes) for c in found)
+    # Every parameter once, and a few scalars: sums and counts of means.
+    assert parameters <= moved <= parameters + 64, found
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_fsdp_mesh_moves_nothing_in_loops_and_no_batch(name):
+    found, parameters = _compiled(SPECS[name], data=2, fsdp=2, rules=KERNELS)
+    assert {"all-gather"} <= {c.kind for c in found}
+    assert all(c.depth == 0 for c in found), "a collective inside a loop"
+    for kind in {c.kind for c in found}:
+        assert sum(sum(c.sizes) for c in found if c.kind == kind) <= 2 * parameters + 64, found
+
+
+def test_each_minibatch_reduces_the_gradient_once():
+    found, parameters = _compiled(VECTOR, minibatches=2, data=4)
+    assert {c.kind for c in found} == {"all-reduce"}
+    # Inside the loop over minibatches (the one over a single epoch may be gone), but not in the model's loop over time.
+    assert max(c.depth for c in found) <= 2
+    moved = sum(sum(c.sizes) for c in found)
+    assert parameters <= moved <= parameters + 64, found
+
+
+def test_the_reader_sees_collectives_in_loops():
+    mesh = mesh_of(4)[1]
+
+    def body(x):
+        return jax.lax.scan(lambda c, _: (jax.lax.psum(c, ("data", "fsdp")) * 0.5, None), x, None, length=3)[0]
+
+    mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(("data", "fsdp")), out_specs=P(), check_vma=False))
+    found = collectives(mapped.lower(jnp.ones((8, 5))).compile().as_text())
+    assert [(c.kind, c.sizes, c.depth) for c in found] == [("all-reduce", (10,), 1)]
