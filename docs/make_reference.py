@@ -46,8 +46,8 @@ Written by `python docs/make_reference.py` from the classes; do not edit it by h
 
 A config is made by `flaxrl.run_config(...)`; its blocks are made by `flaxrl.config_for(name, ...)`. Each field can be
 set on the command line, as `--config.BLOCK.FIELD=VALUE`: `--config.loss.entropy_cost=0.02`,
-`--config.model.torso.hidden=128,128`, `--config.loss.max_abs_reward=None`. A default of "-" means that the program gives
-the value (an env's action space, the number of envs) or, in a config file, that the block is required.
+`--config.model.torso.hidden=128,128`, `--config.loss.max_abs_reward=None`. Where the default is "-", the program gives
+the value (an env's action space, the number of envs), or the config file has to give the block.
 
 One step is one row that the source inserts: T x B an update. All budgets and cadences are in steps, rounded up to whole
 calls.

@@ -86,8 +86,9 @@ def saved_meta(workdir: Path, series: str = "latest") -> dict[str, Any]:
 
 def assert_same(x: Any, y: Any) -> None:
     """Two trees are equal bit for bit, typed keys too."""
-    assert jax.tree.structure(x) == jax.tree.structure(y)
-    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
+    ours, theirs = (jax.tree_util.tree_leaves_with_path(tree) for tree in (x, y))
+    assert [path for path, _ in ours] == [path for path, _ in theirs]
+    for (_, a), (_, b) in zip(ours, theirs, strict=True):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))

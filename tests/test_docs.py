@@ -122,7 +122,10 @@ def _commands() -> list[tuple[str, str]]:
 def test_commands_parse_and_check(page: str, line: str, monkeypatch: pytest.MonkeyPatch):
     """Each `python main.py` line: the config file is there, its overrides fit, and the plan accepts it."""
     arguments = shlex.split(line.partition("main.py ")[2], comments=True)
-    flags = dict(a.removeprefix("--").partition("=")[::2] for a in arguments)
+    flags: dict[str, str] = {}
+    for given in arguments:
+        key, _, value = given.removeprefix("--").partition("=")
+        flags[key] = value
     file, _, argument = flags.pop("config", "configs/impala_gymnax.py").partition(":")
     path = ROOT / ("examples" if file.startswith("my_lab") else "") / file
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
@@ -143,9 +146,14 @@ def test_the_readme_has_the_two_commands_and_ci_runs_its_tests():
 # -- code that is shown --------------------------------------------------------------------------------------------
 
 
-def test_the_stochastic_actor_runs_and_keeps_its_promises():
-    names = _run(_blocks(DOCS / "stochastic-actor.md", "python"))
-    actor = names["actor"]
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    """What the code in docs/stochastic-actor.md defines."""
+    return _run(_blocks(DOCS / "stochastic-actor.md", "python"))
+
+
+def test_the_stochastic_actor_runs_and_keeps_its_promises(shown: dict[str, Any]):
+    actor = shown["actor"]
     observation = jax.random.normal(jax.random.key(5), (256, 4))
     variables = actor.init(jax.random.key(0), observation)
 
@@ -158,11 +166,11 @@ def test_the_stochastic_actor_runs_and_keeps_its_promises():
     assert (jnp.exp(log_prob) >= 1 / 3).all()
     # "a lone key": the module stays greedy
     assert (actor.apply(variables, observation, rngs=jax.random.key(1))[0] == greedy).all()
-    assert names["actions"].shape == names["log_probs"].shape == (5, 8)
+    assert shown["actions"].shape == shown["log_probs"].shape == (5, 8)
 
 
-def test_the_tempered_policy_sharpens():
-    tempered = _run(_blocks(DOCS / "stochastic-actor.md", "python"))["Tempered"]
+def test_the_tempered_policy_sharpens(shown: dict[str, Any]):
+    tempered = shown["Tempered"]
     from flaxrl.models.heads import categorical
     from flaxrl.trainers.setup import act_context
 
@@ -179,13 +187,12 @@ def test_the_tempered_policy_sharpens():
 def test_the_source_of_ones_own_scales_what_the_loss_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "my_source.py").write_text(_blocks(DOCS / "extending.md", "python")[-1])
     monkeypatch.syspath_prepend(str(tmp_path))
-    last: dict[float, dict[str, float]] = {}
-    for scale in (1.0, 100.0):
-        source = config_for("my_source:ScaledRollout", num_envs=2, unroll_length=4, reward_scale=scale)
-        last[scale] = train(small_config(2, source=source), tmp_path / f"run{scale}").last_metrics
+    source = config_for("my_source:ScaledRollout", num_envs=2, unroll_length=4, reward_scale=100.0)
+    metrics = train(small_config(2, source=source), tmp_path / "run").last_metrics
     del sys.modules["my_source"]
-    assert last[100.0]["loss/baseline"] > 1000 * last[1.0]["loss/baseline"] > 0
-    assert last[100.0]["actor/episode_length"] == last[1.0]["actor/episode_length"]
+    # raw returns are at most 5, so the value term of unscaled rewards would be below 0.5 * 0.5 * 6**2
+    assert metrics["loss/baseline"] > 100
+    assert metrics["eval/return_max"] <= 5
 
 
 # -- a run's folder and metrics ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from golden import close, vector
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxrl.models.heads import categorical
-from flaxrl.types import FIRST, LAST, MID, AgentInput, Output, Trajectory, TrainState, masked_mean
+from flaxrl.types import FIRST, LAST, MID, AgentInput, Output, TrainState, Trajectory, masked_mean
 
 
 def trajectory(**fields: Any) -> Trajectory:

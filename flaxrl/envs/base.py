@@ -100,7 +100,7 @@ class AutoReset:
             keys: PRNG keys `[B]`.
         """
         previous = state.timestep
-        over = previous.step_type == LAST
+        over = jnp.equal(previous.step_type, LAST)
         env_state, observation, reward, terminated, truncated, mask = jax.vmap(self.env.step)(state.env, action, keys)
         reward = reward.astype(jnp.float32)
         stepped = AutoResetState(

@@ -7,6 +7,7 @@ should be shorter than `samples` unrolls, so that every rule is put to the test.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.setup import init_state
 from flaxrl.trainers.sharding import batch_spec, bind_unroll
 from flaxrl.trainers.source import Runtime, Source
-from flaxrl.types import FIRST, LAST, MID, Trajectory, TrainState
+from flaxrl.types import FIRST, LAST, MID, TrainState, Trajectory
 
 MakeEnv = Callable[[int], HostEnv | JaxEnv]
 
@@ -131,11 +132,12 @@ def _check_reproduced(output: Any, trajectory: Trajectory) -> None:
 
 def _check_rows(agent: Any, unrolls: list[Trajectory]) -> None:
     """Rows of consecutive unrolls, joined, are one stream an env under the episode rule."""
-    for before, after in zip(unrolls, unrolls[1:], strict=False):
+    for before, after in itertools.pairwise(unrolls):
         ends, starts = (jax.tree.map(lambda x, i=i: x[i], u.inputs) for u, i in ((before, -1), (after, 0)))
-        _assert_equal(ends, starts, "an unroll must start with the row that ended the one before, the same env in a row")
+        _assert_equal(ends, starts, "an unroll must start with the row that ended the last one, row b the same env")
     kind = np.concatenate([u.inputs.step_type[:-1] for u in unrolls] + [unrolls[-1].inputs.step_type[-1:]])
-    reward, discount, action = (np.concatenate([getattr(u, n) for u in unrolls]) for n in ("reward", "discount", "action"))
+    names = ("reward", "discount", "action")
+    reward, discount, action = (np.concatenate([getattr(u, name) for u in unrolls]) for name in names)
     assert np.all(kind[0] == FIRST), "the first row of a run is FIRST"
     assert np.any(kind == LAST) and np.any(kind == MID), "no episode ended: play more samples"
     np.testing.assert_array_equal(kind[1:] == FIRST, kind[:-1] == LAST, "FIRST comes after LAST, and only there")
@@ -151,7 +153,9 @@ def _check_rows(agent: Any, unrolls: list[Trajectory]) -> None:
         assert np.all(legal | ~valid), "an illegal action was taken"
 
 
-def _check_memory(agent: Any, unrolls: list[Trajectory], kind: np.ndarray, action: np.ndarray, reward: np.ndarray) -> None:
+def _check_memory(
+    agent: Any, unrolls: list[Trajectory], kind: np.ndarray, action: np.ndarray, reward: np.ndarray
+) -> None:
     """Last actions and rewards are those of the row before, 0 on FIRST rows."""
     first = kind[1:] == FIRST
     if agent.use_last_action:

@@ -27,7 +27,7 @@ SOURCES = {
 ENV = {"episode_length": 3, "mask": "empty_on_last"}
 
 
-def _agent(core: str = "lstm", **fields: Any) -> Any:
+def _agent(core: str = "lstm") -> Any:
     block = config_for(
         "agent",
         torso=config_for("mlp", hidden=(8,)),
@@ -50,8 +50,10 @@ def _mesh(devices: int):
     return make_mesh(MeshSettings(devices), jax.devices()[:devices])
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [("jax_rollout", 1), ("jax_rollout", 4), ("lock_step", 1), ("one_thread", 1), ("two_threads", 4)],
+)
 def test_source(name, devices):
     unrolls = check_source(SOURCES[name](), _make_env(name), _agent(), _mesh(devices))
     # Terminations: discount 0 on every row that ends an episode.

@@ -55,7 +55,13 @@ def progress(updates: Any) -> Any:
 
 
 def learner(
-    agent: Any, spec: EnvSpec, optimizer: Optimizer, data: int = 1, fsdp: int = 1, rules: tuple = KERNELS, **settings: Any
+    agent: Any,
+    spec: EnvSpec,
+    optimizer: Optimizer,
+    data: int = 1,
+    fsdp: int = 1,
+    rules: tuple = KERNELS,
+    **settings: Any,
 ) -> tuple[Any, Any, Any]:
     """First state, the jitted V-trace update as a Trainer runs it (donation included), and the mesh."""
     mesh_settings, mesh = mesh_of(data, fsdp, rules)
@@ -72,8 +78,10 @@ def learner(
     return state, jax.jit(update, donate_argnums=(0,), out_shardings=(shardings, None)), mesh
 
 
-def made_up_trajectory(agent: Any, spec: EnvSpec, mesh: Any, time: int = 6, batch: int = 8, seed: int = 0) -> Trajectory:
-    """Random rows on the mesh; env b ends an episode at row b % time where b < time (so masks differ by shard)."""
+def made_up_trajectory(
+    agent: Any, spec: EnvSpec, mesh: Any, time: int = 6, batch: int = 8, seed: int = 0
+) -> Trajectory:
+    """Random rows on the mesh; env b < time ends an episode at every other row up to b (so masks differ by shard)."""
     random = np.random.default_rng(seed)
     step_type = np.full((time + 1, batch), MID, np.int8)
     for b in range(min(time, batch)):

@@ -1,95 +1,20 @@
-"""ActorThreads: what it yields, which parameters act, and that it ends whatever happens."""
+"""ActorThreads: what it yields, and which parameters act."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learner_setups import VECTOR, host, key, learner, make_agent, mesh_of, progress, same
+from actor_setups import Run, running
+from learner_setups import VECTOR, host, key, learner, make_agent, same
 
-from flaxrl.configuration import MeshSettings
-from flaxrl.envs.fake import HostScripted, Scripted
-from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.trainers import actor as actor_module
-from flaxrl.trainers.actors import ActorThreads
 from flaxrl.trainers.optimizer import Optimizer
-from flaxrl.trainers.setup import init_state
-from flaxrl.trainers.source import Runtime, iterate
-
-SOON = 60.0
-"""Seconds that are far more than enough, on a busy machine too."""
-
-
-@dataclass
-class Run:
-    """A source that is set up, and what its envs were asked for."""
-
-    source: ActorThreads
-    state: Any
-    seeds: list[int] = field(default_factory=list)
-
-    def sample(self, state: Any = None, number: int = 0) -> tuple[Any, dict]:
-        """The next trajectory and metrics."""
-        return self.source.sample(None, self.state if state is None else state, key(number))[1:]
-
-
-@contextlib.contextmanager
-def running(
-    make_env: Callable[[int], Any] | None = None,
-    agent: Any = None,
-    devices: int = 1,
-    seed: int = 0,
-    updates: int = 0,
-    env: dict | None = None,
-    **fields: Any,
-) -> Iterator[Run]:
-    """A run of ActorThreads, closed at the end; afterwards no actor thread is alive."""
-    source = ActorThreads(**({"num_envs": 4, "unroll_length": 5, "stall_seconds": SOON} | fields))
-    agent = make_agent(core="feed_forward") if agent is None else agent
-    mesh = mesh_of(devices)[1]
-    state = init_state(agent, VECTOR, Optimizer(), MeshSettings(), mesh, 0, target=False)
-    run = Run(source, state.replace(updates=jnp.int32(updates)))
-
-    def make(num_envs: int) -> Any:
-        made = make_env(num_envs) if make_env else HostScripted(num_envs=num_envs, **(env or {}))
-        reset = made.reset
-
-        def noted(seed: int) -> Any:
-            run.seeds.extend(seed + i for i in range(num_envs))
-            return reset(seed)
-
-        made.reset = noted
-        return made
-
-    try:
-        source.setup(Runtime(make, agent, mesh, seed, progress))
-        source.init(state, key(1000))
-        yield run
-    finally:
-        source.close()
-    assert not alive()
-
-
-def alive() -> list[str]:
-    """Names of living actor threads."""
-    return [t.name for t in threading.enumerate() if t.name.startswith("actor-")]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
-
+from flaxrl.trainers.source import iterate
 
 # -- what it yields ----------------------------------------------------------------------------------------------------
 
@@ -103,7 +28,7 @@ def test_every_reward_is_seen_once_and_a_row_is_always_the_same_env(threads):
     for b in range(4):
         # 4 rows an episode, of which one only resets: 15 executed actions, paid 0, 1, ... in order.
         assert reward[mask[:, b], b].tolist() == list(range(15))
-    for before, after in zip(unrolls, unrolls[1:], strict=False):
+    for before, after in itertools.pairwise(unrolls):
         np.testing.assert_array_equal(before.inputs.observation[-1], after.inputs.observation[0])
 
 
@@ -216,7 +141,7 @@ def _count(monkeypatch: Any, owner: Any, name: str) -> list[None]:
 
 
 def test_one_transfer_an_unroll(monkeypatch):
-    """Of a step only its actions come to the host at once; the rest, and what the learner gets, moves once an unroll."""
+    """Of a step only its actions come to the host at once; the rest moves once an unroll, as does the batch."""
     down = _count(monkeypatch, actor_module.jax, "device_get")
     up = _count(monkeypatch, actor_module.jax, "make_array_from_process_local_data")
     for length in (3, 9):
@@ -243,126 +168,3 @@ def test_env_seeds_differ_and_follow_from_seed_and_update():
     others = [seeds(seed=1), seeds(updates=5)]
     assert not set(first) & set(others[0]) and not set(first) & set(others[1])
     assert seeds(updates=5) == others[1]
-
-
-# -- how it ends -------------------------------------------------------------------------------------------------------
-
-
-def test_an_env_that_raises_ends_the_run_with_its_own_error():
-    def make(num_envs: int) -> HostScripted:
-        fails = threading.current_thread().name == "actor-2"
-        return HostScripted(num_envs=num_envs, fail_at=30 if fails else None)
-
-    with running(make, threads=4) as run:
-        with pytest.raises(RuntimeError, match="fails at step 30") as caught:
-            for _ in range(8):
-                run.sample()
-        assert "fake.py" in "".join(traceback.format_tb(caught.value.__traceback__))
-        began = time.monotonic()
-        run.source.close()
-        assert time.monotonic() - began < SOON / 2 and not alive()
-
-
-def test_an_env_that_cannot_be_made_ends_the_run():
-    def make(num_envs: int) -> HostScripted:
-        if threading.current_thread() is threading.main_thread():
-            return HostScripted(num_envs=num_envs)
-        raise OSError("no emulator")
-
-    with running(make, threads=2) as run, pytest.raises(OSError, match="no emulator"):
-        run.sample()
-
-
-def test_a_hanging_env_ends_the_run():
-    go_on = threading.Event()
-
-    class Hangs(HostScripted):
-        def step(self, action: np.ndarray) -> Any:
-            go_on.wait()
-            return super().step(action)
-
-    with running(lambda n: Hangs(num_envs=n), stall_seconds=0.3) as run:
-        try:
-            with pytest.raises(TrainingError, match=r"actor thread 0 gave no unroll for 0\.3 s \(source\.stall_seconds"):
-                run.sample()
-        finally:
-            go_on.set()
-
-
-def test_no_legal_action_ends_the_run():
-    with (
-        running(env={"mask": "empty"}, agent=make_agent(core="feed_forward"), threads=1) as run,
-        pytest.raises(TrainingError, match="env 0 gave an action mask without a legal action at step 0, "),
-    ):
-        run.sample()
-
-
-def test_no_legal_action_on_a_last_row_is_fine():
-    with running(env={"mask": "empty_on_last", "episode_length": 2}, threads=0) as run:
-        trajectory = host(run.sample()[0])
-    assert not trajectory.inputs.action_mask[:-1][~trajectory.mask].any()
-    assert np.isfinite(trajectory.log_prob).all()
-
-
-@pytest.mark.parametrize("queue_depth", [1, 3])
-def test_close_while_actors_wait_at_full_queues(queue_depth):
-    with running(threads=2, queue_depth=queue_depth, prefetch=0) as run:
-        run.sample()
-        wait_until(lambda: all(q.full() for q in run.source._queues))
-        assert len(alive()) == 2
-        began = time.monotonic()
-        run.source.close()
-        assert time.monotonic() - began < SOON / 2 and not alive()
-        run.source.close()
-
-
-def test_a_learner_that_dies_takes_the_actors_with_it():
-    with pytest.raises(ZeroDivisionError), running(threads=2, queue_depth=1) as run:
-        for i in range(4):
-            run.sample(number=i)
-            if i == 3:
-                raise ZeroDivisionError
-    assert not alive()
-
-
-def test_close_without_a_sample():
-    with running(threads=2):
-        assert not alive()
-
-
-@pytest.mark.parametrize("threads", [0, 1])
-def test_envs_are_closed(threads):
-    closed = []
-
-    class Noting(HostScripted):
-        def close(self) -> None:
-            closed.append(threading.current_thread().name)
-
-    with running(lambda n: Noting(num_envs=n), threads=threads) as run:
-        run.sample()
-        before = len(closed)
-    assert len(closed) > before
-
-
-# -- config ------------------------------------------------------------------------------------------------------------
-
-
-def test_envs_must_split_over_threads():
-    with pytest.raises(ConfigError, match="10 envs do not split into 4 actor threads: 10 % 4 = 2; nearest: 8 or 12"):
-        ActorThreads(num_envs=10, threads=4)
-
-
-def test_an_env_in_jax_is_refused():
-    with (
-        pytest.raises(ConfigError, match=r"Scripted is in JAX: use config_for\('jax_rollout'\)"),
-        running(lambda n: Scripted()),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("threads", -1), ("queue_depth", 0), ("prefetch", -1), ("stall_seconds", 0.0), ("num_envs", 0)]
-)
-def test_numbers_out_of_range_are_refused(name, value):
-    with pytest.raises(ConfigError, match=rf"ActorThreads\.{name} = {value} must be"):
-        ActorThreads(**{name: value})

@@ -103,9 +103,7 @@ def test_data_keeps_its_placement_and_compiles_once():
     placed = jax.tree.map(lambda x: x.sharding, data)
     for i in range(3):
         data, _, _ = sample(data, state, key(i))
-        assert jax.tree.all(
-            jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), data, placed)  # noqa: B023
-        )
+        assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), data, placed))
     sizes = sample._cache_size()
     data, _, _ = sample(data, state, key(9))
     assert sample._cache_size() == sizes

@@ -1,0 +1,87 @@
+"""Every shipped config starts, trains, resumes and loads with only its sizes reduced."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import flaxrl
+from flaxrl.build import resolve
+from flaxrl.trainers.source import Source
+from tests.small_runs import all_finite, rows, saved_steps, train
+
+pytestmark = pytest.mark.usefixtures("compilation_cache")
+
+FOLDER = Path(__file__).parent.parent / "configs"
+
+SMALLER: dict[str, Any] = {
+    "num_envs": 2,
+    "unroll_length": 4,
+    "updates_per_call": 1,
+    "threads": 1,
+    "minibatches": 1,
+    "epochs": 1,
+    "hidden": {int: 8, tuple: (8,)},
+    "features": 8,
+    "channels": (4,),
+    "blocks": 1,
+    "max_frames": 40,
+    "max_steps": 10,
+    "env_threads": 1,
+    "torso_chunk": 4,
+}
+"""Field -> value that makes it small, or that by the type of the config's value."""
+
+ARGUMENTS = {"impala_gymnax": ("Breakout-MinAtar",)}
+"""Further arguments of a config, beside the one it takes by default."""
+
+CASES = [(path, argument) for path in sorted(FOLDER.glob("*.py")) for argument in (None, *ARGUMENTS.get(path.stem, ()))]
+
+
+def shrink(block: Any) -> None:
+    """Sets every field that SMALLER names, in all the blocks of a config."""
+    for name in block:
+        value = block[name]
+        if hasattr(value, "unlock"):
+            shrink(value)
+        elif name in SMALLER:
+            smaller = SMALLER[name]
+            block[name] = smaller[type(value)] if isinstance(smaller, dict) else smaller
+
+
+def load_config(path: Path, argument: str | None) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config() if argument is None else module.get_config(argument)
+
+
+@pytest.mark.parametrize(("path", "argument"), CASES, ids=[f"{p.stem}-{a}" for p, a in CASES])
+def test_config_trains_resumes_and_loads(tmp_path: Path, path: Path, argument: str | None) -> None:
+    config = load_config(path, argument)
+    flaxrl.trainers.plan.check(config)  # as it is
+    with config.unlocked():
+        shrink(config)
+        config.mesh.data = 1
+        source = resolve(config.source.name)
+        assert issubclass(source, Source)
+        step = config.source.num_envs * config.source.unroll_length
+        config.total_steps = 2 * step
+        config.log.every = config.checkpoint.every = step
+        config.eval.every, config.eval.episodes = None, 1
+    train(config, tmp_path / "run")
+    config.total_steps = 3 * step
+    trainer = train(config, tmp_path / "run")
+    assert [line["step"] for line in rows(tmp_path / "run")] == [step, 2 * step, 3 * step]
+    assert saved_steps(tmp_path / "run")[-1] == 3 * step
+    assert int(trainer.state.updates) == 3 and all_finite(trainer.state.params)
+    assert {"eval/return_mean", "loss/total"} <= trainer.last_metrics.keys()
+    agent = flaxrl.load(tmp_path / "run")
+    observation = jax.tree.map(lambda x: x[0], agent.spec.zeros(1))
+    assert np.shape(agent.act(observation)) == agent.spec.action.shape
