@@ -167,6 +167,8 @@ def test_the_stochastic_actor_runs_and_keeps_its_promises(shown: dict[str, Any])
     # "a lone key": the module stays greedy
     assert (actor.apply(variables, observation, rngs=jax.random.key(1))[0] == greedy).all()
     assert shown["actions"].shape == shown["log_probs"].shape == (5, 8)
+    # the first observations are all zero, so greedy actions would all be the same
+    assert len(np.unique(shown["actions"][0])) > 1
 
 
 def test_the_tempered_policy_sharpens(shown: dict[str, Any]):

@@ -50,7 +50,7 @@ def test_sanitized_without_log_prob_or_value():
 
 
 def test_output_slices_every_leaf():
-    output = Output(
+    output: Any = Output(
         policy_params=jnp.arange(24.0).reshape(4, 2, 3), value=jnp.arange(8.0).reshape(4, 2), make_policy=categorical
     )
     assert output[:-1].policy_params.shape == (3, 2, 3) and output[:-1].value.shape == (3, 2)
@@ -104,7 +104,7 @@ def test_masked_mean_is_global_over_a_sharded_batch():
 
 def test_train_state_keeps_other_collections_and_an_own_target():
     variables = {"params": {"w": jnp.ones(3)}, "statistics": {"mean": jnp.zeros(3)}}
-    state = TrainState.init(lambda: None, variables, optax.sgd(0.1), target=True)
+    state: Any = TrainState.init(lambda: None, variables, optax.sgd(0.1), target=True)
     assert state.variables == {"statistics": variables["statistics"]}
     assert (int(state.step), int(state.updates), int(state.skipped_in_row)) == (0, 0, 0)
     assert state.target_params is not None

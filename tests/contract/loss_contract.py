@@ -73,15 +73,15 @@ class Bench:
         shapes = jax.eval_shape(self._unroll, params, batch)
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        def f(params: Any, nudge: Any) -> Any:
-            def nudged(given: Any, batch: Any, rngs: Any = None) -> Any:
-                output = self._unroll(given, batch, rngs)
-                return jax.tree.map(jnp.add, output, nudge) if given is params else output
+        def f(learning: Any, nudge: Any) -> Any:
+            def nudged(params: Any, batch: Any, rngs: Any = None) -> Any:
+                output = self._unroll(params, batch, rngs)
+                return jax.tree.map(jnp.add, output, nudge) if params is learning else output
 
-            return self.loss(nudged, params, state.target_params, batch, {"dropout": jax.random.key(0)})
+            return self.loss(nudged, learning, state.target_params, batch, {"dropout": jax.random.key(0)})
 
-        (value, out), grads = jax.value_and_grad(f, argnums=(0, 1), has_aux=True)(params, nothing)
-        return Scored(value, *grads, out)
+        (value, out), (gradient, influence) = jax.value_and_grad(f, argnums=(0, 1), has_aux=True)(params, nothing)
+        return Scored(value, gradient, influence, out)
 
     def _unroll(self, params: Any, batch: Any, rngs: Any = None) -> Any:
         carry = jax.tree.map(lambda x: x[0], batch.carry)
@@ -105,7 +105,7 @@ class Bench:
 
         Args:
             step_type: at a LAST row of an even row number the episode was terminated, else truncated.
-            masks: with action masks; LAST rows have no legal action.
+            masks: with action masks; on LAST rows no action is legal, or action 1 alone.
         """
         inputs = _inputs(step_type, 1, masks)
         rng = np.random.default_rng(2)
@@ -128,7 +128,9 @@ def _inputs(step_type: np.ndarray, seed: int, masks: bool = False) -> AgentInput
     rng = np.random.default_rng(seed)
     mask = rng.random((*step_type.shape, ACTIONS)) > 0.4
     mask[..., 1] = True
-    mask &= (step_type != LAST)[..., None]
+    # LAST rows: no legal action in even envs; in odd ones the filler, action 0, is illegal.
+    last, odd = (step_type == LAST)[..., None], np.arange(step_type.shape[1])[:, None] % 2 == 1
+    mask = np.where(last, odd & (np.arange(ACTIONS) == 1), mask)
     observation = rng.normal(size=(*step_type.shape, 4)).astype(np.float32)
     return AgentInput(observation=observation, step_type=step_type, action_mask=mask if masks else None)
 

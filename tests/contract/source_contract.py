@@ -1,8 +1,8 @@
 """What every source must do.
 
 Put your own through it: `check_source(MySource(...), make_env, agent, mesh)`. It plays a few unrolls with unchanged
-parameters and fails with the broken rule. The agent should be recurrent and read last actions and rewards, and episodes
-should be shorter than `samples` unrolls, so that every rule is put to the test.
+parameters and fails with the broken rule. The agent should be recurrent and read last actions and rewards; episodes
+should end within `samples` unrolls, and not together with them, so that every rule is put to the test.
 """
 
 from __future__ import annotations
@@ -140,6 +140,7 @@ def _check_rows(agent: Any, unrolls: list[Trajectory]) -> None:
     reward, discount, action = (np.concatenate([getattr(u, name) for u in unrolls]) for name in names)
     assert np.all(kind[0] == FIRST), "the first row of a run is FIRST"
     assert np.any(kind == LAST) and np.any(kind == MID), "no episode ended: play more samples"
+    assert any(np.any(u.inputs.step_type[0] == MID) for u in unrolls), "no unroll starts inside an episode: change T"
     np.testing.assert_array_equal(kind[1:] == FIRST, kind[:-1] == LAST, "FIRST comes after LAST, and only there")
     valid = kind[:-1] != LAST
     assert np.all((discount == 0) | (discount == 1) | ~valid), "discount is 0 or 1: gamma is the loss's"

@@ -19,10 +19,10 @@ from flaxrl.trainers.sharding import make_mesh
 from flaxrl.types import LAST
 
 SOURCES = {
-    "jax_rollout": lambda: JaxRollout(num_envs=4, unroll_length=4),
-    "lock_step": lambda: ActorThreads(num_envs=4, unroll_length=4, threads=0),
-    "one_thread": lambda: ActorThreads(num_envs=4, unroll_length=4, threads=1, queue_depth=2, prefetch=0),
-    "two_threads": lambda: ActorThreads(num_envs=4, unroll_length=4, threads=2),
+    "jax_rollout": lambda: JaxRollout(num_envs=4, unroll_length=5),
+    "lock_step": lambda: ActorThreads(num_envs=4, unroll_length=5, threads=0),
+    "one_thread": lambda: ActorThreads(num_envs=4, unroll_length=5, threads=1, queue_depth=2, prefetch=0),
+    "two_threads": lambda: ActorThreads(num_envs=4, unroll_length=5, threads=2),
 }
 ENV = {"episode_length": 3, "mask": "empty_on_last"}
 
@@ -99,4 +99,4 @@ class _Alike(JaxRollout):
 )
 def test_the_contract_notices(broken, message):
     with pytest.raises(AssertionError, match=message):
-        check_source(broken(num_envs=2, unroll_length=4), _make_env("jax_rollout"), _agent(), _mesh(1))
+        check_source(broken(num_envs=2, unroll_length=5), _make_env("jax_rollout"), _agent(), _mesh(1))

@@ -24,11 +24,11 @@ SPEC = Discrete(A)
 CORES = {"feed_forward": FeedForward(), "lstm": LSTM(5), "gru": GRU(5, initial_state="learned")}
 
 
-def agent_of(core: str, **fields: Any) -> Agent:
+def agent_of(core: str, **fields: Any) -> Any:
     return Agent(MLP((6,)), CORES[core], PolicyValue(SPEC), Sampled(), SPEC, **fields)
 
 
-def unroll_inputs(extras: bool = False) -> AgentInput:
+def unroll_inputs(extras: bool = False) -> Any:
     """Random rows; env 0 ends at row 2, env 1 starts at row 0, env 2 runs through."""
     rng = np.random.default_rng(0)
     step_type = np.full((T, B), MID, np.int8)
@@ -49,7 +49,7 @@ def context(batch: int = B) -> ActContext:
 
 
 @functools.cache
-def setup(agent: Agent) -> tuple[Any, Any]:
+def setup(agent: Any) -> tuple[Any, Any]:
     """Random variables and a carry that is not the initial one."""
     rng = np.random.default_rng(1)
     inputs = unroll_inputs(agent.use_last_action)
@@ -63,14 +63,14 @@ def setup(agent: Agent) -> tuple[Any, Any]:
 
 
 @functools.cache
-def acting(agent: Agent, sample: bool) -> Any:
+def acting(agent: Any, sample: bool) -> Any:
     def act(variables: Any, inputs: Any, carry: Any, context: Any, key: Any) -> Any:
         return agent.apply(variables, inputs, carry, context, rngs={"sample": key} if sample else None, method="act")
 
     return jax.jit(act)
 
 
-def row(inputs: AgentInput, t: int) -> AgentInput:
+def row(inputs: Any, t: int) -> Any:
     return jax.tree.map(lambda x: x[t], inputs)
 
 
@@ -125,7 +125,7 @@ def test_torso_chunks_change_nothing():
     variables, carry = setup(whole)
     inputs = unroll_inputs()
 
-    def f(agent: Agent) -> Any:
+    def f(agent: Any) -> Any:
         def loss(variables: Any) -> Any:
             output, end = agent.apply(variables, inputs, carry)
             return jnp.sum(output.value) + jnp.sum(jnp.sin(output.policy.entropy())), (output, end)
@@ -162,10 +162,10 @@ def test_agent_input(xp):
         episode_length=xp.zeros(3, np.int32),
     )
     action = xp.asarray([3, 3, 3])
-    seen = agent_input(agent_of("lstm", use_last_action=True, use_last_reward=True), timestep, action, xp)
+    seen: Any = agent_input(agent_of("lstm", use_last_action=True, use_last_reward=True), timestep, action, xp)
     assert seen.last_action.tolist() == [0, 3, 3] and seen.last_reward.tolist() == [0, 2, -1]
     assert seen.last_action.dtype == action.dtype
-    joint = agent_input(agent_of("lstm", use_last_action=True), timestep, xp.ones((3, 2), np.int32), xp)
+    joint: Any = agent_input(agent_of("lstm", use_last_action=True), timestep, xp.ones((3, 2), np.int32), xp)
     assert joint.last_action.tolist() == [[0, 0], [1, 1], [1, 1]]
     assert joint.last_reward is None
     seen = agent_input(agent_of("lstm"), timestep, action, xp)

@@ -77,7 +77,8 @@ def test_golden_reset():
     v = vector("rnn_reset")
     x = jnp.asarray(v["inputs"]["x"])[:, None, None]
     first = jnp.asarray(v["inputs"]["is_first"], bool)[:, None]
-    y, carry = Leaky(1).apply({}, x, first, jnp.full((1, 1), v["inputs"]["h0"]))
+    out: Any = Leaky(1).apply({}, x, first, jnp.full((1, 1), v["inputs"]["h0"]))
+    y, carry = out
     close(y[:, 0, 0], v["expected"]["h"], v)  # .5*8+1, .5*5+2, 3 alone, .5*3+4
     close(carry[0, 0], v["expected"]["h"][-1], v)
 

@@ -119,26 +119,28 @@ def test_no_legal_action_on_a_last_row_is_fine():
 
 
 class _Trap(Scripted):
-    """No legal action at time 2 of an episode, in envs whose secret is 0; its mask is full elsewhere."""
+    """No legal action at time 2 of an episode in envs that drew `secret`; its mask is full elsewhere."""
+
+    secret = -1
 
     def _mask(self, state):
-        legal = ~((state.time == 2) & (state.offset == 0))
+        legal = ~((state.time == 2) & (state.offset == self.secret))
         return jnp.broadcast_to(legal, (self.num_actions,))
 
 
 def test_no_legal_action_elsewhere_is_an_error_that_names_env_and_step():
     env = _Trap(episode_length=9, mask="partial")
-    source, state, data, sample = start(env, num_envs=4)
+    source, state, data, sample = start(env, num_envs=8)
     secrets = host(data.envs.env.offset)
-    assert 0 in secrets and secrets[0] != 0, "choose another seed: the first trapped env should not be env 0"
-    trapped = int(np.flatnonzero(secrets == 0)[0])
+    trapped = int(np.flatnonzero(secrets != secrets[0])[0])
+    env.secret = int(secrets[trapped])
     data, _, _ = sample(data, state, key())
-    # The row is t = 2 of 4 envs: steps 8 to 11.
-    with pytest.raises(TrainingError, match=rf"env {trapped} gave .* without a legal action at step {8 + trapped}, "):
+    # The row is t = 2 of 8 envs: steps 16 to 23.
+    with pytest.raises(TrainingError, match=rf"env {trapped} gave .* without a legal action at step {16 + trapped}, "):
         source.check(data)
     for i in range(3):  # it stays the first one
         data, _, _ = sample(data, state.replace(updates=jnp.int32(i + 1)), key(i))
-    with pytest.raises(TrainingError, match=rf"env {trapped} .* at step {8 + trapped}, "):
+    with pytest.raises(TrainingError, match=rf"env {trapped} .* at step {16 + trapped}, "):
         source.check(data)
 
 
