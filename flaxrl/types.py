@@ -57,7 +57,8 @@ class AgentInput(struct.PyTreeNode):
         observation: tree of arrays.
         step_type: int8.
         action_mask: bool `[..., A]` or None.
-        last_action: the action that led here; 0 on FIRST rows; None unless the model asks for it.
+        last_action: the action that led here; 0 on FIRST rows, like action 0 (`first` tells them apart); None unless
+            the model asks for it.
         last_reward: float32, the raw reward that came with it; 0 on FIRST rows; None unless the model asks for it.
     """
 

@@ -20,6 +20,10 @@ class Unroll(Protocol):
 class Loss:
     """Scores a trajectory. Fields are hyper-parameters, so config keys; subclasses check them in `__post_init__`.
 
+    Trajectories arrive sanitized: masked rows hold zeros, so also action 0, which may be illegal there, and its
+    log-probability is then -inf. `masked_mean(x, mask)` drops such a row; where it meets something differentiable
+    first, write `jnp.where(mask, log_prob, 0.0)`.
+
     Attributes:
         minibatch: 'sequences' splits minibatches along B; 'steps' flattens time and shuffles rows (for losses whose
             `prepare` answers a batch of `[T, B, ...]` leaves; refused for agents with a carry).

@@ -15,7 +15,7 @@ def discounted_returns(trajectory: Trajectory, discount: float, bootstrap: Array
     G_t = r_t + gamma * d_t * (G_{t+1} inside an episode, b_{t+1} where it is cut).
 
     Args:
-        trajectory: rewards `[T, B]`.
+        trajectory: rewards `[T, B]`; sanitized, as losses get it (0 * NaN is NaN).
         discount: gamma.
         bootstrap: float `[T+1, B]` values that stand in for what comes after a cut (a truncation, the unroll's end);
             None takes 0, so the returns are those of the rewards seen.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxrl import checks
+from flaxrl.errors import ConfigError
 from flaxrl.losses.base import Loss, Unroll
 from flaxrl.losses.returns import explained_variance
 from flaxrl.types import Array, LossOutput, Params, Trajectory, masked_mean
@@ -61,7 +63,7 @@ def vtrace_returns(
     def clipped(x: Array, bound: float | None) -> Array:
         return x if bound is None else jnp.minimum(x, bound)
 
-    ratio = jnp.exp(log_rho)
+    ratio = _ratio(log_rho)
     c = lambda_ * clipped(ratio, clip_c)
     delta = clipped(ratio, clip_rho) * (reward + discount * value[1:] - value[:-1])
 
@@ -76,6 +78,11 @@ def vtrace_returns(
     target_next = value[1:] + continues * error_next
     advantage = clipped(ratio, clip_pg_rho) * (reward + discount * target_next - value[:-1])
     return VTraceReturns(*jax.lax.stop_gradient((value[:-1] + errors, advantage)))
+
+
+def _ratio(log_rho: Array) -> Array:
+    """exp(log_rho), bounded by e^20 so that it stays finite where it is not clipped (inf * 0 is NaN)."""
+    return jnp.exp(jnp.minimum(log_rho, 20.0))
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,11 @@ class VTrace(Loss):
         checks.in_range(self, "discount", "lambda_", low=0, high=1)
         checks.non_negative(self, "baseline_cost", "entropy_cost")
         checks.positive(self, "max_abs_reward", "clip_rho", "clip_c", "clip_pg_rho")
+        if (self.clip_rho or math.inf) < (self.clip_c or math.inf):
+            raise ConfigError(
+                f"VTrace.clip_c = {self.clip_c} must be <= clip_rho = {self.clip_rho} (Espeholt et al., 2018, section "
+                f"4.1); nearest: clip_c = {self.clip_rho}"
+            )
 
     def __call__(
         self, unroll: Unroll, params: Params, target_params: Params | None, batch: Trajectory, rngs: dict[str, Array]
@@ -152,7 +164,7 @@ class VTrace(Loss):
 
     def _off_policy_metrics(self, log_rho: Array, mask: Array) -> dict[str, Array]:
         """How far the acting policy is from the current one; KL by the estimator E_mu[rho - 1 - log rho] >= 0."""
-        rho = jnp.exp(log_rho)
+        rho = _ratio(log_rho)
         bound = jnp.inf if self.clip_rho is None else self.clip_rho
         return {
             "rho_mean": masked_mean(rho, mask),

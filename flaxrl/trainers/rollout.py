@@ -160,8 +160,8 @@ class JaxRollout(Source):
         fault = jax.device_get(data.fault)
         bad = (fault[:, 0] >= 0).nonzero()[0]
         if len(bad):
-            env = int(bad[0])
-            updates, t = (int(x) for x in fault[env])
+            found = [(int(fault[env, 0]), int(fault[env, 1]), int(env)) for env in bad]
+            updates, t, env = min(found)  # the first in time
             raise TrainingError(no_legal_action(env, updates * self.steps_per_update + t * self.num_envs + env))
 
 

@@ -147,9 +147,9 @@ def _check_rows(agent: Any, unrolls: list[Trajectory]) -> None:
     assert np.all((discount == 1) | (kind[1:] == LAST) | ~valid), "discount 0 without an episode end"
     assert len({column.tobytes() for column in np.moveaxis(action, 1, 0)}) == action.shape[1], "two envs acted alike"
     _check_memory(agent, unrolls, kind, action, reward)
-    masks = unrolls[0].inputs.action_mask
+    masks = _inputs(unrolls[0]).action_mask
     if masks is not None:
-        mask = np.concatenate([u.inputs.action_mask[:-1] for u in unrolls])
+        mask = np.concatenate([_inputs(u).action_mask[:-1] for u in unrolls])
         legal = np.take_along_axis(mask, action[..., None], axis=-1)[..., 0]
         assert np.all(legal | ~valid), "an illegal action was taken"
 
@@ -160,14 +160,18 @@ def _check_memory(
     """Last actions and rewards are those of the row before, 0 on FIRST rows."""
     first = kind[1:] == FIRST
     if agent.use_last_action:
-        last = np.concatenate([u.inputs.last_action[1:] for u in unrolls])
+        last = np.concatenate([_inputs(u).last_action[1:] for u in unrolls])
         wide = first.reshape(first.shape + (1,) * (action.ndim - 2))
         np.testing.assert_array_equal(last, np.where(wide, 0, action), "last_action")
-        assert np.all(unrolls[0].inputs.last_action[0] == 0)
+        assert np.all(_inputs(unrolls[0]).last_action[0] == 0)
     if agent.use_last_reward:
-        last = np.concatenate([u.inputs.last_reward[1:] for u in unrolls])
+        last = np.concatenate([_inputs(u).last_reward[1:] for u in unrolls])
         np.testing.assert_array_equal(last, np.where(first, 0, reward), "last_reward")
-        assert np.all(unrolls[0].inputs.last_reward[0] == 0)
+        assert np.all(_inputs(unrolls[0]).last_reward[0] == 0)
+
+
+def _inputs(trajectory: Trajectory) -> Any:
+    return trajectory.inputs
 
 
 def _close(a: Any, b: Any, message: str) -> None:

@@ -42,7 +42,7 @@ class Reinforce(Loss):
         policy = output[:-1].policy
         returns = discounted_returns(batch, 0.9)
         log_prob, mask = policy.log_prob(batch.action), batch.mask
-        if self.rule not in ("", "mean with zeros"):
+        if self.rule not in ("", "subtracts masked rows"):
             log_prob = jnp.where(mask, log_prob, 0.0)  # so that the rule is the only fault
         if self.rule == "leaks":
             back = jax.lax.associative_scan(jnp.add, batch.reward, reverse=True)
@@ -55,8 +55,8 @@ class Reinforce(Loss):
             loss = -jnp.mean(jnp.where(mask, terms, 0.0))
         if self.rule == "weighs masked rows":
             loss = loss - jnp.mean(output.value[:-1])
-        if self.rule == "mean with zeros":
-            loss = -jnp.sum(terms * mask) / jnp.maximum(jnp.sum(mask), 1)
+        if self.rule == "subtracts masked rows":
+            loss = -(jnp.sum(terms) - jnp.sum(jnp.where(mask, 0.0, terms))) / jnp.maximum(jnp.sum(mask), 1)
         if self.rule == "first env counts twice":
             loss = loss - masked_mean(terms[:, 0], mask[:, 0])
         if self.rule == "keeps an axis":
@@ -76,7 +76,7 @@ class Reinforce(Loss):
         ("gradient through targets", "LAST or bootstrap row"),
         ("padded mean", "count in a mean"),
         ("weighs masked rows", "LAST or bootstrap row"),
-        ("mean with zeros", "not finite"),
+        ("subtracts masked rows", "not finite"),
         ("first env counts twice", "order of the envs"),
         ("standard deviation", "T = 1"),
         ("metric of rows", "scalar or"),

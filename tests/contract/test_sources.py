@@ -52,7 +52,7 @@ def _mesh(devices: int):
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [("jax_rollout", 1), ("jax_rollout", 4), ("lock_step", 1), ("one_thread", 1), ("two_threads", 4)],
+    [("jax_rollout", 4), ("lock_step", 1), ("one_thread", 1), ("two_threads", 4)],
 )
 def test_source(name, devices):
     unrolls = check_source(SOURCES[name](), _make_env(name), _agent(), _mesh(devices))

@@ -132,3 +132,8 @@ def means(metrics: Any) -> dict[str, float]:
 def key(number: int = 0) -> jax.Array:
     """A key."""
     return jax.random.fold_in(jax.random.key(7), jnp.int32(number))
+
+
+def compilations(jitted: Any) -> int:
+    """Programs that a jitted function has compiled."""
+    return jitted._cache_size()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learner_setups import assert_close, host, key, make_agent, means, mesh_of, progress, same
+from learner_setups import assert_close, compilations, host, key, make_agent, means, mesh_of, progress, same
 
 from flaxrl.configuration import MeshSettings
 from flaxrl.envs.fake import Counting, HostScripted, Scripted
@@ -88,10 +88,9 @@ def test_envs_differ_and_a_rerun_is_the_same():
     assert len({offsets[starts[:, b], b].tobytes() for b in range(8)}) > 4
 
 
-@pytest.mark.parametrize("core", ["feed_forward", "lstm"])
-def test_four_devices_play_what_one_plays(core):
+def test_four_devices_play_what_one_plays():
     env = Scripted(episode_length=3, mask="partial")
-    fields = {"agent": make_agent(env.spec, core=core, use_last_action=True), "num_envs": 8, "samples": 2}
+    fields = {"agent": make_agent(env.spec, use_last_action=True), "num_envs": 8, "samples": 2}
     one, metrics_one = play(env, **fields)
     four, metrics_four = play(env, devices=4, **fields)
     assert_close(one, four, 1e-6)
@@ -104,9 +103,9 @@ def test_data_keeps_its_placement_and_compiles_once():
     for i in range(3):
         data, _, _ = sample(data, state, key(i))
         assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), data, placed))
-    sizes = sample._cache_size()
+    sizes = compilations(sample)
     data, _, _ = sample(data, state, key(9))
-    assert sample._cache_size() == sizes
+    assert compilations(sample) == sizes
 
 
 def test_no_legal_action_on_a_last_row_is_fine():

@@ -161,7 +161,7 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
 
     log = config_for("log", every=5 * STEPS, writers=("json_lines",))
     Watched(small_config(600, log=log), tmp_path / "run", watch).run()
-    assert used[600] - used[200] < 5.0
+    assert used[600] - used[200] < 1.0  # MiB; keeping the metrics of 400 updates would take 2.2
 
 
 def test_steps_go_beyond_31_bits(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_steps_go_beyond_31_bits(tmp_path: Path) -> None:
     train(small_config(updates + 4, **every(1)), tmp_path / "run")
     lines = rows(tmp_path / "run")
     assert [line["step"] - 2**31 for line in lines[1:]] == [-8, 0, 8, 16]
-    assert all(0 < line["loss/learning_rate"] < 1e-6 and np.isfinite(line["loss/total"]) for line in lines[1:])
+    assert all(0 <= line["loss/learning_rate"] < 1e-6 and np.isfinite(line["loss/total"]) for line in lines[1:])
     assert load(tmp_path / "run").step == 2**31 + 16 == saved_meta(tmp_path / "run")["frames"]
 
 

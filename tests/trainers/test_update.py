@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import struct
-from learner_setups import assert_close, host, key, means, mesh_of, same
+from learner_setups import assert_close, compilations, host, key, means, mesh_of, same
 
 from flaxrl.losses.base import Loss
 from flaxrl.trainers.optimizer import Optimizer
@@ -283,6 +283,6 @@ def test_update_compiles_once():
     sizes = []
     for i in range(4):
         state, _ = update(state, trajectory(mesh, reward=1.0), key(i))
-        sizes.append(update._cache_size())
+        sizes.append(compilations(update))
     # The first state is not yet an output of the update.
     assert sizes[0] == 1 and sizes[1] == sizes[2] == sizes[3]
