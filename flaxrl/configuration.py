@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,10 @@ class MeshSettings:
         for rule in self.rules:
             if len(rule) != 2 or rule[1] not in ("fsdp", "replicated"):
                 raise ConfigError(f"mesh.rules holds {rule!r}; a rule is (regex, 'fsdp') or (regex, 'replicated')")
+            try:
+                re.compile(rule[0])
+            except re.error as error:
+                raise ConfigError(f"mesh.rules holds {rule[0]!r}, which is no regular expression: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -31,4 +31,5 @@ class Interrupt:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # None: the handler before was not installed from Python and cannot be given back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

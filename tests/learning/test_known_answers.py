@@ -42,6 +42,14 @@ def test_catch(tmp_path: Path) -> None:
     assert flaxrl.Trainer(config, tmp_path).run()["eval/return_mean"] >= 0.99
 
 
+def test_breakout_minatar(tmp_path: Path) -> None:
+    """A quarter of the config's steps with a convolutional torso; a policy that closes too early stays at 5 to 7."""
+    config = shipped("impala_gymnax", "Breakout-MinAtar")
+    config.total_steps //= 4
+    config.eval.episodes = 100
+    assert flaxrl.Trainer(config, tmp_path).run()["eval/return_mean"] >= 8
+
+
 @pytest.mark.parametrize(("core", "low", "high"), [("lstm", 0.95, 1.0), ("feed_forward", -0.5, 0.5)])
 def test_memory_needs_a_memory(tmp_path: Path, core: str, low: float, high: float) -> None:
     """A cue is asked for 6 steps later: with an LSTM the return is 1, without memory 0 (the mean of 100 episodes)."""
