@@ -1,7 +1,7 @@
 """IMPALA (V-trace) on Atari: the main job.
 
-    python main.py --config=configs/impala_atari.py             # Pong
-    python main.py --config=configs/impala_atari.py:breakout    # any other game
+python main.py --config=configs/impala_atari.py             # Pong
+python main.py --config=configs/impala_atari.py:breakout    # any other game
 """
 
 import flaxrl

@@ -1,9 +1,9 @@
 """IMPALA (V-trace) on a gymnax env, acting and learning in one program.
 
-    python main.py --config=configs/impala_gymnax.py                        # CartPole-v1
-    python main.py --config=configs/impala_gymnax.py:Breakout-MinAtar
-    python main.py --config=configs/impala_gymnax.py:Catch-bsuite
-    python main.py --config=configs/impala_gymnax.py:MemoryChain-bsuite     # LSTM
+python main.py --config=configs/impala_gymnax.py                        # CartPole-v1
+python main.py --config=configs/impala_gymnax.py:Breakout-MinAtar
+python main.py --config=configs/impala_gymnax.py:Catch-bsuite
+python main.py --config=configs/impala_gymnax.py:MemoryChain-bsuite     # LSTM
 """
 
 from typing import Any

@@ -37,7 +37,7 @@ SMALLER: dict[str, Any] = {
 }
 """Field -> value that makes it small, or that by the type of the config's value."""
 
-ARGUMENTS = {"impala_gymnax": ("Breakout-MinAtar",)}
+ARGUMENTS = {"impala_gymnax": ("Breakout-MinAtar", "MemoryChain-bsuite")}
 """Further arguments of a config, beside the one it takes by default."""
 
 CASES = [(path, argument) for path in sorted(FOLDER.glob("*.py")) for argument in (None, *ARGUMENTS.get(path.stem, ()))]

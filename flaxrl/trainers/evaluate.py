@@ -22,6 +22,10 @@ MAX_STEPS = 108_000
 """An episode that has not ended after as many steps is cut there, and counted as unfinished."""
 
 
+class EvaluationStopped(Exception):
+    """An evaluation ended before its episodes did, because it was told to."""
+
+
 class Evaluator:
     """Plays whole episodes, env i from a seed of its own, the same at each call; raw scores.
 
@@ -31,10 +35,18 @@ class Evaluator:
         make_env: number of envs -> HostEnv or JaxEnv.
         agent: the Linen module.
         settings: episodes, greedy or sampled, seed.
+        stop: asked at each step of a HostEnv; True ends the evaluation with EvaluationStopped.
     """
 
-    def __init__(self, make_env: Callable[[int], HostEnv | JaxEnv], agent: Any, settings: EvalSettings):
+    def __init__(
+        self,
+        make_env: Callable[[int], HostEnv | JaxEnv],
+        agent: Any,
+        settings: EvalSettings,
+        stop: Callable[[], bool] = lambda: False,
+    ):
         self._env, self._agent, self._settings = make_env(settings.episodes), agent, settings
+        self._stop = stop
         if isinstance(self._env, HostEnv):
             self._act = jax.jit(self._act_row)
         else:
@@ -45,6 +57,9 @@ class Evaluator:
 
         Returns:
             `eval/return_mean`, `_std`, `_min`, `_max`, `eval/length_mean`, `eval/episodes`, `eval/unfinished`.
+
+        Raises:
+            EvaluationStopped: `stop` said so.
         """
         model = {"params": params, **variables}
         key = jax.random.key(self._settings.seed)
@@ -110,6 +125,8 @@ class Evaluator:
         action = np.zeros((episodes, *spec.action.shape), spec.action.dtype)
         returns, lengths, finished = np.zeros(episodes), np.zeros(episodes, np.int64), np.zeros(episodes, bool)
         for t in range(MAX_STEPS):
+            if self._stop():
+                raise EvaluationStopped
             inputs = agent_input(self._agent, timestep, action, np)
             device_action, carry = self._act(model, inputs, carry, jax.random.fold_in(key, t))
             action = np.asarray(device_action)

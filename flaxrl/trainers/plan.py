@@ -129,7 +129,7 @@ def check(config: Any) -> Plan:
     mesh = make_mesh(blocks["mesh"], _learner_devices(source))
     for name in blocks["log"].writers:
         resolve(name)
-    updates_per_call = source.updates_per_call if source.traceable else 1  # type: ignore[attr-defined]
+    updates_per_call = source.iterates_per_call
     plan = Plan(
         loss=loss,
         source=source,

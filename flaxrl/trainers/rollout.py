@@ -76,6 +76,11 @@ class JaxRollout(Source):
         """T x B."""
         return self.unroll_length * self.num_envs
 
+    @property
+    def iterates_per_call(self) -> int:
+        """Iterates in one dispatch."""
+        return self.updates_per_call
+
     def setup(self, runtime: Runtime) -> None:
         """See Source."""
         env = runtime.make_env(self.num_envs)

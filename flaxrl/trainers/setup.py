@@ -47,6 +47,11 @@ def example_input(agent: Any, spec: EnvSpec, batch: int = 1) -> AgentInput:
     )
 
 
+def run_key(seed: int, purpose: str) -> Any:
+    """The root key of one purpose of a run: 'parameters' or 'training'; no two runs or purposes share one."""
+    return jax.random.fold_in(jax.random.key(seed), ("parameters", "training").index(purpose))
+
+
 def act_context(env_ids: Any, progress: Any) -> ActContext:
     """An ActContext with strongly typed leaves."""
     return ActContext(env_ids=jnp.asarray(env_ids, jnp.int32), progress=jnp.asarray(progress, jnp.float32))
@@ -83,7 +88,7 @@ def init_state(
         variables = agent.init(rngs, example_input(agent, spec), None, context, method="act")
         return TrainState.init(agent.apply, variables, tx, target)
 
-    key = jax.random.key(seed)
+    key = run_key(seed, "parameters")
     shapes = jax.eval_shape(init, key)
     shardings = state_shardings(shapes, settings, mesh)
     if abstract:

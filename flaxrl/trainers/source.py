@@ -73,6 +73,11 @@ class Source(abc.ABC):
         return data
 
     @property
+    def iterates_per_call(self) -> int:
+        """Iterates in one dispatch; more than 1 only where traceable."""
+        return 1
+
+    @property
     def reserved_devices(self) -> tuple[int, ...]:
         """Indices of local devices that the mesh leaves to this source."""
         return ()

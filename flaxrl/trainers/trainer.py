@@ -16,12 +16,12 @@ from flaxrl import run_folder
 from flaxrl.envs.base import HostEnv
 from flaxrl.errors import TrainingError
 from flaxrl.trainers.checkpoint import Checkpointer
-from flaxrl.trainers.evaluate import Evaluator
+from flaxrl.trainers.evaluate import EvaluationStopped, Evaluator
 from flaxrl.trainers.interrupt import Interrupt
 from flaxrl.trainers.metrics import MetricsBuffer, as_pairs, summed
 from flaxrl.trainers.plan import check
 from flaxrl.trainers.progress import Progress
-from flaxrl.trainers.setup import build_agent, env_factory, init_state
+from flaxrl.trainers.setup import build_agent, env_factory, init_state, run_key
 from flaxrl.trainers.sharding import bind_unroll
 from flaxrl.trainers.source import Data, Runtime, iterate
 from flaxrl.trainers.update import make_update
@@ -62,23 +62,25 @@ class Trainer:
             TrainingError: the run cannot go on; what was saved stays.
         """
         plan = self.plan = check(self.config)  # a source serves one run only
-        with Interrupt() as interrupt, contextlib.ExitStack() as self._resources:
+        with Interrupt() as self._interrupt, contextlib.ExitStack() as self._resources:
             self._set_up()
             done = self.updates >= plan.total_updates
-            while not done and not interrupt.requested:
+            while not done and not self._interrupt.requested:
                 self._call()
                 done = self.updates >= plan.total_updates
                 if done or plan.due(plan.log.every, self.updates):
                     self._log()
                 if done or plan.due(plan.checkpoint.every, self.updates):
                     self._save()
-                if done or (plan.due(plan.eval.every, self.updates) and not interrupt.requested):
+                if done or (plan.due(plan.eval.every, self.updates) and not self._interrupt.requested):
                     self._evaluate()
             if not done:
                 self._save()
             self._checkpointer.wait()
             if not done:
-                self.progress.print(f"{interrupt.requested}: saved at step {self.steps:,}; the same command goes on")
+                self.progress.print(
+                    f"{self._interrupt.requested}: saved at step {self.steps:,}; the same command goes on"
+                )
         return self.last_metrics
 
     # -- set up ----------------------------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ class Trainer:
         """Builds the run's objects and restores what the folder holds; whatever is open is closed when `run` ends."""
         plan, resources = self.plan, self._resources
         make_env = env_factory(self.config)
-        env = make_env(plan.source.batch_size)
+        env = make_env(1)
         with contextlib.closing(env) if isinstance(env, HostEnv) else contextlib.nullcontext():
             self.spec = env.spec
         self.agent = build_agent(self.config, self.spec)
@@ -102,7 +104,7 @@ class Trainer:
             plan.loss.uses_target,
         )
         self.state: TrainState = make_state()
-        self._key = jax.random.key(plan.seed + 1)
+        self._key = run_key(plan.seed, "training")
         self.source = plan.source
         resources.callback(self.source.close)
         self.source.setup(Runtime(make_env, self.agent, plan.mesh, plan.seed, plan.progress))
@@ -115,7 +117,9 @@ class Trainer:
         self._writers = make_writers(plan.log.writers, self.workdir, self.steps)
         resources.callback(self._writers.close)
         self._writers.write_hparams(run_folder.flatten(run_folder.plain(self.config)))
-        self._make_evaluator = functools.partial(Evaluator, make_env, self.agent, plan.eval)
+        self._make_evaluator = functools.partial(
+            Evaluator, make_env, self.agent, plan.eval, lambda: self._interrupt.requested is not None
+        )
         self._evaluator: Evaluator | None = None
         self._metrics = MetricsBuffer()
         self._run_call = self._make_call()
@@ -139,8 +143,14 @@ class Trainer:
         self.progress.print(f"workdir       {self.workdir}")
         for line in self.plan.lines():
             self.progress.print(line)
-        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.state))
-        self.progress.print(f"memory        {size / 2**20:,.1f} MiB of parameters and optimizer state a replica")
+        size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(self.state))
+        plan = self.plan
+        rows = (plan.steps_per_update + plan.source.batch_size) // plan.mesh.size
+        observation = sum(x.nbytes for x in jax.tree.leaves(self.spec.zeros()))
+        self.progress.print(
+            f"memory        a device: {size / 2**20:,.1f} MiB of parameters and optimizer state, "
+            f"{rows * observation / 2**20:,.1f} MiB of observations a batch"
+        )
         self.progress.print(parameter_overview.get_parameter_overview(self.state.params, include_stats=False))
         if self.updates:
             self.progress.print(f"resumed at step {self.steps:,} (update {self.updates:,})")
@@ -234,7 +244,10 @@ class Trainer:
             self._evaluator = self._make_evaluator()
             self._resources.callback(self._evaluator.close)
         started = time.perf_counter()
-        metrics = self._evaluator.run(self.state.params, self.state.variables)
+        try:
+            metrics = self._evaluator.run(self.state.params, self.state.variables)
+        except EvaluationStopped:
+            return
         seconds = time.perf_counter() - started
         self._write(metrics | {"time/evaluation_seconds": seconds})
         self._clock += seconds
