@@ -1,4 +1,4 @@
-"""IMPALA (V-trace) on Atari: the main job.
+"""IMPALA (V-trace) on Atari.
 
 python main.py --config=configs/impala_atari.py             # Pong
 python main.py --config=configs/impala_atari.py:breakout    # any other game

@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 
 def copy_run(workdir: Path, name: str, title: str) -> None:
     """Writes the evaluations of a run's metrics.jsonl to docs/results/NAME.csv."""
+    (HERE / "results").mkdir(exist_ok=True)
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     with (HERE / "results" / f"{name}.csv").open("w", newline="") as file:
         file.write(f"# {title}\n")

@@ -55,6 +55,9 @@ REGISTRY: dict[str, str] = {
 }
 """Short name -> 'module:Class'; modules are imported when a name is used."""
 
+Config = Any
+"""An ml_collections.ConfigDict; its fields are known at run time only, so type checkers are told nothing."""
+
 _LINEN_FIELDS = ("name", "parent")
 
 
@@ -108,7 +111,7 @@ def annotations_of(cls: type) -> dict[str, Any]:
         return {}
 
 
-def config_for(name: str, **overrides: Any) -> config_dict.ConfigDict:
+def config_for(name: str, **overrides: Any) -> Config:
     """A config block for the class that `name` stands for, with all its fields.
 
     Fields without a default that are not given here are left out: the program supplies them (an env's action space, a

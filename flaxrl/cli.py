@@ -19,6 +19,7 @@ from absl import app, flags, logging
 from ml_collections import config_dict
 
 from flaxrl import checks
+from flaxrl.build import Config
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.overrides import apply as apply_overrides
 from flaxrl.run_folder import RunFolder, check_values
@@ -193,10 +194,8 @@ def _unwrapped(error: BaseException) -> BaseException:
     return error
 
 
-def load_config(
-    config: config_dict.ConfigDict | None, workdir: str | None, overrides: Sequence[str]
-) -> config_dict.ConfigDict:
-    """The config of the command: that of --config, or else the one stored in the run's folder, with the overrides.
+def load_config(config: Config, workdir: str | None, overrides: Sequence[str]) -> Config:
+    """The config of the command with its overrides: that of --config, or else the one stored in the run's folder.
 
     Raises:
         ConfigError: neither is there; an override that does not fit; a value that is not a number.
@@ -210,15 +209,21 @@ def load_config(
     return config
 
 
-def check(config: config_dict.ConfigDict, workdir: str) -> None:
+def check(config: Config, workdir: str, train: bool = True) -> None:
     """Everything that can be refused before anything heavy is imported or compiled.
+
+    Args:
+        config: of the run.
+        workdir: its folder.
+        train: also checks what only training needs (the batch on this machine's devices).
 
     Raises:
         ConfigError: fields that do not fit together, or not the run that `workdir` holds.
     """
-    from flaxrl.trainers import plan
+    if train:
+        from flaxrl.trainers import plan
 
-    plan.check(config)
+        plan.check(config)
     RunFolder(workdir).check(config)
 
 

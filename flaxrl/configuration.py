@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from flaxrl import checks
-from flaxrl.build import config_for
+from flaxrl.build import Config, config_for
 from flaxrl.errors import ConfigError
 
 TOP_LEVEL = (
@@ -60,14 +60,14 @@ class MeshSettings:
 
     data: int = -1
     fsdp: int = 1
-    rules: tuple = ()
+    rules: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("data", "fsdp"):
             if getattr(self, name) != -1:
                 checks.positive(self, name)
         for rule in self.rules:
-            if len(rule) != 2 or rule[1] not in ("fsdp", "replicated"):
+            if rule[1] not in ("fsdp", "replicated"):
                 raise ConfigError(f"mesh.rules holds {rule!r}; a rule is (regex, 'fsdp') or (regex, 'replicated')")
             try:
                 re.compile(rule[0])
@@ -130,7 +130,7 @@ class CheckpointSettings:
         checks.positive(self, "every", "keep", "keep_best")
 
 
-def run_config(**fields: Any) -> config_dict.ConfigDict:
+def run_config(**fields: Any) -> Config:
     """A whole run's config: the given top-level fields, defaults for the rest, locked.
 
     Args:

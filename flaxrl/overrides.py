@@ -39,7 +39,10 @@ def apply(config: config_dict.ConfigDict, overrides: Iterable[str]) -> None:
     for override in overrides:
         path, equals, text = override.partition("=")
         block, key = _find(config, path)
-        if block[key] is None:
+        if key not in block:  # of a field that is a dict: its class knows which keys there are
+            with block.unlocked():
+                block[key] = None
+        elif block[key] is None:
             optional.add(path)
         annotation = _annotation(block, key, optional=path in optional)
         if not equals:
@@ -69,12 +72,14 @@ def _find(config: config_dict.ConfigDict, path: str) -> tuple[config_dict.Config
             above = ".".join(["config", *parents[:depth]])
             raise ConfigError(f"--config.{path}: {above} is {block!r}, which has no fields")
         if part not in block:
+            if depth == len(parents) > 0 and not build.is_block(block):
+                return block, key
             raise ConfigError(f"--config.{path}: no such field; {_hint(config, block, path, depth)}")
         if depth < len(parents):
             block = block[part]
     value = block[key]
     if isinstance(value, config_dict.ConfigDict):
-        fields = ", ".join(f"--config.{path}.{k}" for k in list(value)[:3])
+        fields = ", ".join(f"--config.{path}.{k}" for k in list(value)[:3] or ["KEY"])
         raise ConfigError(f"--config.{path} is a block of fields; set one of them, such as {fields}")
     return block, key
 

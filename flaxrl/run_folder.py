@@ -39,7 +39,7 @@ class RunFolder:
         """Whether a run was started here."""
         return self._config.is_file()
 
-    def check(self, config: config_dict.ConfigDict) -> None:
+    def check(self, config: build.Config) -> None:
         """Checks that a run of `config` may start, or go on, here; writes nothing.
 
         Raises:
@@ -61,7 +61,7 @@ class RunFolder:
                 f"or start a new run with another --workdir (these may change: {', '.join(FREE)})"
             )
 
-    def match(self, config: config_dict.ConfigDict, write: bool = True) -> None:
+    def match(self, config: build.Config, write: bool = True) -> None:
         """Starts a run of `config` here, or checks that the one here is of the same and stores changed `FREE` fields.
 
         Args:
@@ -80,7 +80,7 @@ class RunFolder:
             _write_json(self._config, new)
         _write_json(self.path / "versions.json", versions())
 
-    def load_config(self) -> config_dict.ConfigDict:
+    def load_config(self) -> build.Config:
         """The stored config, locked; its optional fields take None or a value, as those of `config_for` do.
 
         Raises:
@@ -94,6 +94,12 @@ class RunFolder:
             raise ConfigError(f"{self._config}: {error}") from error
         config.lock()
         return config
+
+    def evaluated(self, step: int) -> bool:
+        """Whether `metrics.jsonl` holds an evaluation at `step`."""
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        return any(f'"step": {step},' in line and '"eval/return_mean"' in line for line in lines)
 
     def load_versions(self) -> dict[str, str]:
         """Package -> version that last trained here; empty where that was not stored."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -180,7 +181,7 @@ class TrainState(train_state.TrainState):
         updates: int32, iterates done, +1 each, whatever was skipped; every key folds it in.
         skipped_in_row: int32, minibatch steps skipped one after another for being non-finite, 0 after a good one.
         target_params: parameters of the target network, or None.
-        variables: Linen collections other than params (running statistics).
+        variables: Linen collections other than params; the same in acting and learning, constant over a run.
     """
 
     updates: Array
@@ -215,5 +216,6 @@ def masked_mean(x: Array, mask: Array) -> Array:
         x: float `[...]`.
         mask: bool, same shape.
     """
+    chex.assert_equal_shape([x, mask])
     x = jnp.where(mask, x, jnp.zeros_like(x)).astype(jnp.float32)
     return jnp.sum(x) / jnp.maximum(jnp.sum(mask), 1)

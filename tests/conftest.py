@@ -6,7 +6,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache as xla_cache
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -18,25 +17,9 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def cache_folder(tmp_path_factory):
-    """Where programs that several tests compile are kept."""
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(scope="module")
-def compilation_cache(cache_folder):
-    """For modules that build the same programs many times: compiles each once."""
-    settings = {
-        "jax_compilation_cache_dir": str(cache_folder),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    xla_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    xla_cache.reset_cache()
+@pytest.fixture(scope="session", autouse=True)
+def _compilation_cache(tmp_path_factory):
+    """Programs that several tests build are compiled once a session."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from absl import flags
-from ml_collections import config_dict
 
 from flaxrl import cli
 from flaxrl.errors import ConfigError, TrainingError
@@ -96,7 +95,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         seen.update(config=config, workdir=workdir)
         return {"eval/return_mean": 12.5, "eval/episodes": config.eval.episodes, "eval/odd": float("nan")}
 
-    def check(config: config_dict.ConfigDict) -> None:
+    def check(config: Any) -> None:
         if config.seed < 0:
             raise ConfigError(f"config.seed = {config.seed} must be >= 0")
 

@@ -15,8 +15,6 @@ from flaxrl.build import resolve
 from flaxrl.trainers.source import Source
 from tests.small_runs import all_finite, rows, saved_steps, train
 
-pytestmark = pytest.mark.usefixtures("compilation_cache")
-
 FOLDER = Path(__file__).parent.parent / "configs"
 
 SMALLER: dict[str, Any] = {

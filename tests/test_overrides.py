@@ -37,7 +37,7 @@ class Net:
     label: str | None = None
 
 
-def make_config() -> config_dict.ConfigDict:
+def make_config() -> Any:
     config = config_dict.ConfigDict({"seed": 0, "total_steps": 1000, "init_from": None})
     config.optimizer = config_for(f"{__name__}:Rate")
     config.model = config_for(f"{__name__}:Net")
@@ -47,7 +47,7 @@ def make_config() -> config_dict.ConfigDict:
     return config.lock()
 
 
-def at(config: config_dict.ConfigDict, path: str) -> Any:
+def at(config: Any, path: str) -> Any:
     return dict(overrides.paths(config))[path]
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ class Update:
 SETTINGS, UPDATE = f"{__name__}:Settings", f"{__name__}:Update"
 
 
-def make_config(**top: object) -> config_dict.ConfigDict:
+def make_config(**top: object) -> Any:
     config = config_dict.ConfigDict(
         {
             "seed": 0,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from flaxrl.envs.spec import EnvSpec
+from flaxrl.envs.spec import EnvSpec, env_action
 from flaxrl.types import FIRST, LAST, MID, Array, PyTree, Timestep
 
 EnvState = Any
@@ -29,14 +29,18 @@ class JaxEnv(abc.ABC):
     def step(
         self, state: EnvState, action: Array, key: Array
     ) -> tuple[EnvState, PyTree, Array, Array, Array, Array | None]:
-        """Takes one action: (state, observation, reward, terminated, truncated, action_mask or None)."""
+        """Takes one action, numbered as `spec` says.
+
+        Returns:
+            (state, observation, reward, terminated, truncated, action_mask or None)
+        """
 
 
 class HostEnv(abc.ABC):
     """A batch of envs, stateful, numpy, already speaking the episode rule.
 
     The constructor takes `num_envs` besides its config fields and does nothing costly; heavy imports and processes wait
-    for the first use of `spec` or `reset`.
+    for the first use of `spec` or `reset`. Every call answers new arrays: rows are kept for a whole unroll.
     """
 
     num_envs: int
@@ -48,7 +52,7 @@ class HostEnv(abc.ABC):
 
     @abc.abstractmethod
     def step(self, action: np.ndarray) -> Timestep:
-        """One action an env (0-based); where the last answer was LAST the action is ignored and FIRST answers."""
+        """One action an env, numbered as `spec` says; after a LAST row it is ignored and FIRST answers."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -101,7 +105,9 @@ class AutoReset:
         """
         previous = state.timestep
         over = jnp.equal(previous.step_type, LAST)
-        env_state, observation, reward, terminated, truncated, mask = jax.vmap(self.env.step)(state.env, action, keys)
+        env_state, observation, reward, terminated, truncated, mask = jax.vmap(self.env.step)(
+            state.env, env_action(self.spec.action, action), keys
+        )
         reward = reward.astype(jnp.float32)
         stepped = AutoResetState(
             env_state,
@@ -109,7 +115,7 @@ class AutoReset:
                 observation=observation,
                 reward=reward,
                 discount=1.0 - terminated.astype(jnp.float32),
-                step_type=jnp.where(terminated | truncated, LAST, MID).astype(jnp.int8),
+                step_type=jnp.where(jnp.logical_or(terminated, truncated), LAST, MID).astype(jnp.int8),
                 action_mask=mask,
                 episode_return=previous.episode_return + reward,
                 episode_length=previous.episode_length + 1,
@@ -129,4 +135,4 @@ def _where(condition: Array, x: Array, y: Array) -> Array:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _where(condition, jax.random.key_data(x), jax.random.key_data(y))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - 1)), x.astype(y.dtype), y)
+    return jnp.where(jnp.asarray(condition).reshape(condition.shape + (1,) * (x.ndim - 1)), x.astype(y.dtype), y)

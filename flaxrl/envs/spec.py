@@ -85,6 +85,11 @@ class Box:
 ActionSpec = Discrete | MultiDiscrete | Box
 
 
+def env_action(spec: ActionSpec, action: Any) -> Any:
+    """0-based actions as the env numbers them: `start` is added where it is not 0."""
+    return action + spec.start if isinstance(spec, Discrete) and spec.start else action
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Everything an agent needs to know about an env.

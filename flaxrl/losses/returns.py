@@ -45,6 +45,8 @@ def explained_variance(target: Array, value: Array, mask: Array) -> Array:
         mask: bool `[T, B]`.
     """
 
+    chex.assert_equal_shape([target, value, mask])
+
     def variance(x: Array) -> Array:
         return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
 

@@ -128,6 +128,8 @@ class VTrace(Loss):
         """See Loss. The batch is a Trajectory with `log_prob` of the acting policy."""
         del target_params
         output = unroll(params, batch, rngs)
+        if batch.log_prob is None or output.value is None:
+            raise ValueError("V-trace needs the acting policy's log_prob and a head with a value: use policy_value")
         policy, mask = output[:-1].policy, batch.mask
         log_prob = policy.log_prob(batch.action)
         log_rho = jnp.where(mask, log_prob - batch.log_prob, 0.0)
@@ -135,8 +137,6 @@ class VTrace(Loss):
         if self.max_abs_reward is not None:
             reward = jnp.clip(reward, -self.max_abs_reward, self.max_abs_reward)
         value = output.value
-        if value is None:
-            raise ValueError("V-trace needs a head with a value (policy_value)")
         returns = vtrace_returns(
             jax.lax.stop_gradient(log_rho),
             reward,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flaxrl import checks
 from flaxrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from flaxrl.models.chunking import apply_in_chunks
-from flaxrl.types import ActContext, AgentInput, Array, Carry, Output
+from flaxrl.types import FIRST, ActContext, AgentInput, Array, Carry, Output
 
 
 class Agent(nn.Module):
@@ -118,23 +118,28 @@ def encode_action(action: Array, spec: ActionSpec) -> Array:
     raise ValueError(f"action spec {spec!r} is unknown; expected Discrete, MultiDiscrete or Box")
 
 
+def wants(agent: Any, extra: str) -> bool:
+    """Whether an agent takes 'last_action' or 'last_reward'; one without such a field does not."""
+    return getattr(agent, f"use_{extra}", False)
+
+
 def agent_input(agent: Any, timestep: Any, last_action: Array, xp: Any = jnp) -> AgentInput:
     """What `agent` sees of a timestep `[B, ...]`, in actors and evaluation alike.
 
     Args:
-        agent: tells by `use_last_action` and `use_last_reward` what it needs.
+        agent: tells by `use_last_action` and `use_last_reward`, where it has them, what it needs.
         timestep: answer of a batch of envs.
         last_action: `[B, ...]`, the action that led to it.
         xp: jax.numpy, or numpy on the host.
     """
     action = None
-    if agent.use_last_action:
-        first = (timestep.step_type == 0).reshape((-1,) + (1,) * (last_action.ndim - 1))
+    if wants(agent, "last_action"):
+        first = (timestep.step_type == FIRST).reshape((-1,) + (1,) * (last_action.ndim - 1))
         action = xp.where(first, xp.zeros_like(last_action), last_action)
     return AgentInput(
         observation=timestep.observation,
         step_type=timestep.step_type,
         action_mask=timestep.action_mask,
         last_action=action,
-        last_reward=timestep.reward if agent.use_last_reward else None,
+        last_reward=timestep.reward if wants(agent, "last_reward") else None,
     )

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxrl import checks
+from flaxrl.models.torsos import INITIALIZERS
 from flaxrl.types import Array, Carry
 
 
@@ -32,18 +33,35 @@ class Recurrent(nn.Module):
     Attributes:
         features: size of the state.
         initial_state: 'zeros', or 'learned' (parameters, the same for each episode).
+        kernel_init: initialiser of the input kernels; one of flaxrl.models.torsos.INITIALIZERS.
+        kernel_scale: its scale.
+        recurrent_init: initialiser of the recurrent kernels; one of the same.
+        recurrent_scale: its scale.
     """
 
     features: int = 256
     initial_state: str = "zeros"
+    kernel_init: str = "lecun_normal"
+    kernel_scale: float = 1.0
+    recurrent_init: str = "orthogonal"
+    recurrent_scale: float = 1.0
 
     def __post_init__(self) -> None:
         checks.positive(self, "features")
         checks.choice(self, "initial_state", ("zeros", "learned"))
+        checks.choice(self, "kernel_init", INITIALIZERS)
+        checks.choice(self, "recurrent_init", INITIALIZERS)
+        checks.positive(self, "kernel_scale", "recurrent_scale")
         super().__post_init__()
 
     def _make_cell(self) -> Any:
         raise NotImplementedError
+
+    def _inits(self) -> dict[str, Any]:
+        return {
+            "kernel_init": INITIALIZERS[self.kernel_init](self.kernel_scale),
+            "recurrent_kernel_init": INITIALIZERS[self.recurrent_init](self.recurrent_scale),
+        }
 
     def setup(self) -> None:
         """Makes the cell and, where it is learned, the initial state."""
@@ -93,7 +111,7 @@ class LSTM(Recurrent):
     """Long short-term memory (Hochreiter & Schmidhuber, 1997); the carry is (cell, hidden)."""
 
     def _make_cell(self) -> Any:
-        return nn.OptimizedLSTMCell(self.features)
+        return nn.OptimizedLSTMCell(self.features, **self._inits())
 
     def _zeros(self, batch_size: int) -> Carry:
         return (jnp.zeros((batch_size, self.features)), jnp.zeros((batch_size, self.features)))
@@ -103,7 +121,7 @@ class GRU(Recurrent):
     """Gated recurrent unit (Cho et al., 2014)."""
 
     def _make_cell(self) -> Any:
-        return nn.GRUCell(self.features)
+        return nn.GRUCell(self.features, **self._inits())
 
     def _zeros(self, batch_size: int) -> Carry:
         return jnp.zeros((batch_size, self.features))

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from flaxrl.envs.base import HostEnv
+from flaxrl.envs.spec import env_action
 from flaxrl.errors import TrainingError
 from flaxrl.models.agent import agent_input
 from flaxrl.trainers.rollout import no_legal_action
@@ -92,7 +93,7 @@ class Actor:
             )
             self._last_action = np.asarray(action)  # the one wait for the device in a step
             acted = time.perf_counter()
-            self._timestep = self._env.step(self._last_action)
+            self._timestep = self._env.step(env_action(self._env.spec.action, self._last_action))
             self._steps += len(self._ids)
             seconds["inference"] += acted - began
             seconds["env"] += time.perf_counter() - acted

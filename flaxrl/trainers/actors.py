@@ -17,10 +17,11 @@ from flaxrl.envs.base import HostEnv
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.trainers.actor import Act, Actor, Unrolled
 from flaxrl.trainers.sharding import replicated, to_global
-from flaxrl.trainers.source import Runtime, Source
+from flaxrl.trainers.source import Runtime, Source, SourceStopped
 from flaxrl.types import Array, Metrics, PyTree, TrainState, Trajectory
 
 _POLL_S = 0.2
+_STOP_S = 3.0  # an unroll on its way is waited for, so that what it cost is not lost
 _JOIN_S = 10.0
 
 
@@ -125,15 +126,17 @@ class ActorThreads(Source):
         else:
             self._updates += 1
             self._publish(state)
-        began = time.perf_counter()
+        began = ready = time.perf_counter()
         if self._actor is not None:
             parts = [self._actor.unroll(self._model_for(0, self._recent[-1]), self._updates, key)]
         else:
             if len(self._recent) > self.prefetch:
                 jax.block_until_ready(self._recent[-1 - self.prefetch].model)
+                ready = time.perf_counter()
             parts = [self._take(i) for i in range(self.threads)]
         metrics = _joined(parts)
-        metrics["time/wait_for_actors_seconds"] = (time.perf_counter() - began, 1.0)
+        metrics["time/wait_for_update_seconds"] = (ready - began, 1.0)
+        metrics["time/wait_for_actors_seconds"] = (time.perf_counter() - ready, 1.0)
         metrics["actor/lag_updates"] = (float(sum(self._updates - p.updates for p in parts)), float(len(parts)))
         trajectories = [p.trajectory for p in parts]
         whole = trajectories[0]
@@ -147,14 +150,17 @@ class ActorThreads(Source):
 
     def _take(self, thread: int) -> Unrolled:
         """The next unroll of one thread, or what it died of."""
-        deadline = time.monotonic() + self.stall_seconds
+        began = time.monotonic()
         while True:
             try:
                 return self._queues[thread].get(timeout=_POLL_S)
             except queue.Empty:
                 if self._error is not None:
                     raise self._error from None
-                if time.monotonic() > deadline:
+                waited = time.monotonic() - began
+                if self._runtime.stop() and waited > _STOP_S:
+                    raise SourceStopped from None
+                if waited > self.stall_seconds:
                     raise TrainingError(
                         f"actor thread {thread} gave no unroll for {self.stall_seconds:g} s (source.stall_seconds): "
                         "its env hangs"

@@ -42,12 +42,14 @@ class Checkpointer:
         directory: holds `latest/<step>/` and `best/<step>/` (see checkpoint_layout); made when first saved into.
         keep: how many of the newest steps stay, > 0.
         keep_best: how many of the best stay, > 0.
+        read_only: only restores, and leaves a damaged step where it is: for folders that a run may be writing to.
 
     Raises:
         ConfigError: `keep` or `keep_best` < 1.
     """
 
-    def __init__(self, directory: Path | str, keep: int = 2, keep_best: int = 1):
+    def __init__(self, directory: Path | str, keep: int = 2, keep_best: int = 1, read_only: bool = False):
+        self._repair = not read_only
         self._series = {name: Series(directory, name, n) for name, n in zip(SERIES, (keep, keep_best), strict=True)}
         _quieten_orbax()
         handler = ocp.CompositeCheckpointHandler(
@@ -114,7 +116,7 @@ class Checkpointer:
         if which not in self._series:
             Series("", which)  # raises, naming the series there are
         series = self._series[which]
-        found = _from_primary(lambda: _newest_intact(series))
+        found = _from_primary(lambda: _newest_intact(series, self._repair))
         for step, problem in found["broken"]:
             logging.warning("checkpoint %s is passed over: %s", series.path(step), problem)
         if found["index"] is None:
@@ -214,17 +216,18 @@ class Checkpointer:
         return Restored(step, trees["state"], snapshot, _from_primary(lambda: series.meta(step)))
 
 
-def _newest_intact(series: Series) -> dict[str, Any]:
-    """The first intact step with its index, and the broken ones before it, which are set aside.
+def _newest_intact(series: Series, repair: bool) -> dict[str, Any]:
+    """The first intact step with its index, and the broken ones before it, which are set aside if `repair`.
 
     Where none is intact all stay in place, so that the next start fails as well instead of beginning from scratch.
     """
-    series.recover()
+    if repair:
+        series.recover()
     broken: list[tuple[int, str]] = []
     for step in series.steps():
         index = series.verified_index(step)
         if isinstance(index, dict):
-            moved = [(s, series.set_aside(s), problem) for s, problem in broken]
+            moved = [(s, series.set_aside(s) if repair else None, problem) for s, problem in broken]
             texts = [(s, f"{problem}; set aside as {to.name}" if to else problem) for s, to, problem in moved]
             return {"step": step, "index": index, "broken": texts}
         if series.path(step).exists():  # else the run that writes here has just deleted it

@@ -13,6 +13,7 @@ import numpy as np
 from flaxrl.build import build
 from flaxrl.configuration import EvalSettings
 from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv
+from flaxrl.envs.spec import env_action
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
 from flaxrl.trainers.setup import act_context, env_factory
@@ -130,7 +131,7 @@ class Evaluator:
             inputs = agent_input(self._agent, timestep, action, np)
             device_action, carry = self._act(model, inputs, carry, jax.random.fold_in(key, t))
             action = np.asarray(device_action)
-            timestep = env.step(action)
+            timestep = env.step(env_action(spec.action, action))
             returns = np.where(finished, returns, timestep.episode_return)
             lengths = np.where(finished, lengths, timestep.episode_length)
             finished |= np.asarray(timestep.step_type) == LAST

@@ -14,6 +14,7 @@ from flaxrl.build import build
 from flaxrl.configuration import MeshSettings
 from flaxrl.envs.base import HostEnv
 from flaxrl.errors import ConfigError
+from flaxrl.models.agent import wants
 from flaxrl.run_folder import RunFolder
 from flaxrl.trainers.checkpoint import Checkpointer
 from flaxrl.trainers.setup import act_context, build_agent, env_factory, init_state
@@ -95,8 +96,8 @@ class LoadedAgent:
             observation=observation,
             step_type=step_type,
             action_mask=mask,
-            last_action=last_action if agent.use_last_action else None,
-            last_reward=last_reward if agent.use_last_reward else None,
+            last_action=last_action if wants(agent, "last_action") else None,
+            last_reward=last_reward if wants(agent, "last_reward") else None,
         )
         context = act_context(jnp.arange(step_type.shape[0]), 1.0)
         rngs = {} if key is None else {"sample": key}
@@ -126,7 +127,7 @@ def load(workdir: str | Path, which: str = "latest") -> LoadedAgent:
     target = init_state(
         agent, spec, optimizer, MeshSettings(data=1), mesh, int(config.seed), loss.uses_target, abstract=True
     )
-    checkpointer = Checkpointer(Path(workdir) / "checkpoints", settings.keep, settings.keep_best)
+    checkpointer = Checkpointer(Path(workdir) / "checkpoints", settings.keep, settings.keep_best, True)
     with contextlib.closing(checkpointer):
         restored = checkpointer.restore(target, None, which=which)
     if restored is None:

@@ -61,7 +61,9 @@ class MetricsBuffer:
                 self._host[name] = (seen[0] + float(total), seen[1] + float(count))
         if device:
             pairs = as_pairs(device)
-            self._device = _add(self._device, pairs) if self._device else pairs
+            both = sorted(self._device.keys() & pairs.keys())
+            added = _add({k: self._device[k] for k in both}, {k: pairs[k] for k in both}) if both else {}
+            self._device = self._device | pairs | added
 
     def read(self) -> dict[str, float]:
         """Means since the last read, by name; metrics that counted nothing are left out."""

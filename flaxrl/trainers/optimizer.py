@@ -93,7 +93,10 @@ class Optimizer:
         known = _arguments(self.algorithm)
         for key, value in self.args.items():
             if key not in known:
-                raise ConfigError(f"args.{key} does not fit optax.{self.algorithm}; {checks.nearest(key, known)}")
+                raise ConfigError(
+                    f"args.{key} does not fit optax.{self.algorithm}; {checks.nearest(key, known)} (another algorithm "
+                    f"brings its own args: config_for('optimizer', algorithm={self.algorithm!r}) in the config file)"
+                )
             kind = bool if isinstance(known[key], bool) else float
             off = value is None and known[key] is None
             if not off and (not checks.matches(value, kind) or value != value):

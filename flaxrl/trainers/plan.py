@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,6 @@ from flaxrl.configuration import (
     MeshSettings,
 )
 from flaxrl.envs.base import HostEnv, JaxEnv
-from flaxrl.envs.spec import Discrete
 from flaxrl.errors import ConfigError
 from flaxrl.losses.base import Loss
 from flaxrl.trainers.optimizer import Optimizer
@@ -125,7 +125,7 @@ def check(config: Any) -> Plan:
     env = build(config.env, "config.env", num_envs=source.batch_size)
     if not isinstance(env, (HostEnv, JaxEnv)):
         raise ConfigError(f"config.env.name = {config.env.name!r} is neither a flaxrl.JaxEnv nor a flaxrl.HostEnv")
-    agent = build(config.model, "config.model", action_spec=Discrete(2), env_spec=None)
+    agent = build(config.model, "config.model", action_spec=None)
     mesh = make_mesh(blocks["mesh"], _learner_devices(source))
     for name in blocks["log"].writers:
         resolve(name)
@@ -153,12 +153,14 @@ def _learner_devices(source: Source) -> list[Any]:
     reserved = source.reserved_devices
     if not reserved:
         return list(jax.devices())
-    local = jax.local_devices()
-    if max(reserved) >= len(local):
-        raise ConfigError(f"source.actor_devices = {reserved}: this process has devices 0 to {len(local) - 1}")
-    devices = [d for d in jax.devices() if d not in [local[i] for i in reserved]]
+    devices: list[Any] = []
+    for process in range(jax.process_count()):
+        own = jax.local_devices(process_index=process)
+        if max(reserved) >= len(own):
+            raise ConfigError(f"source.actor_devices = {reserved}: a process has devices 0 to {len(own) - 1}")
+        devices += [d for i, d in enumerate(own) if i not in reserved]
     if not devices:
-        raise ConfigError(f"source.actor_devices = {reserved} leaves no device to the learner; there are {len(local)}")
+        raise ConfigError(f"source.actor_devices = {reserved} leaves no device to the learner")
     return devices
 
 
@@ -171,10 +173,11 @@ def _check_batch(plan: Plan, agent: Any) -> None:
         checks.divides(batch // devices, minibatches, "sequences a device", "minibatches")
     else:
         checks.divides(plan.steps_per_update // devices, minibatches, "samples a device", "minibatches")
-        if jax.tree.leaves(jax.eval_shape(lambda: agent.core.initial_carry(1))):
+        carry = functools.partial(agent.init_with_output, batch_size=1, method="initial_carry")
+        if jax.tree.leaves(jax.eval_shape(carry, jax.random.key(0))[0]):
             raise ConfigError(
-                f"loss {type(plan.loss).__name__} shuffles single steps, which a recurrent core "
-                f"({type(agent.core).__name__}) cannot learn from; use feed_forward"
+                f"loss {type(plan.loss).__name__} shuffles single steps, which a recurrent agent cannot learn from: "
+                "set config.model.core to feed_forward"
             )
     if plan.loss.uses_target and plan.learner.target_period is None:
         raise ConfigError(f"loss {type(plan.loss).__name__} uses a target network: set config.learner.target_period")

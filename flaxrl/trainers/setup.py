@@ -14,6 +14,7 @@ from flaxrl.configuration import MeshSettings
 from flaxrl.envs.base import HostEnv, JaxEnv
 from flaxrl.envs.spec import EnvSpec
 from flaxrl.errors import ConfigError
+from flaxrl.models.agent import wants
 from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.sharding import state_shardings
 from flaxrl.types import FIRST, ActContext, AgentInput, TrainState
@@ -33,17 +34,18 @@ def env_factory(config: Any) -> Callable[[int], HostEnv | JaxEnv]:
 
 def build_agent(config: Any, spec: EnvSpec) -> Any:
     """The agent of `config.model` for an env's `spec`."""
-    return build(config.model, "config.model", action_spec=spec.action, env_spec=spec)
+    return build(config.model, "config.model", action_spec=spec.action)
 
 
 def example_input(agent: Any, spec: EnvSpec, batch: int = 1) -> AgentInput:
     """A FIRST row of zeros, `[B, ...]`, with what `agent` and env have."""
+    action = jnp.zeros((batch, *spec.action.shape), spec.action.dtype)
     return AgentInput(
         observation=jax.tree.map(jnp.asarray, spec.zeros(batch)),
         step_type=jnp.full((batch,), FIRST, jnp.int8),
         action_mask=jnp.ones((batch, spec.mask_size), bool) if spec.action_mask else None,
-        last_action=jnp.zeros((batch, *spec.action.shape), spec.action.dtype) if agent.use_last_action else None,
-        last_reward=jnp.zeros((batch,), jnp.float32) if agent.use_last_reward else None,
+        last_action=action if wants(agent, "last_action") else None,
+        last_reward=jnp.zeros((batch,), jnp.float32) if wants(agent, "last_reward") else None,
     )
 
 

@@ -68,24 +68,34 @@ def _leaf_spec(path: str, shape: tuple[int, ...], settings: MeshSettings, fsdp: 
     return P()
 
 
-def state_shardings(shapes: PyTree, settings: MeshSettings, mesh: Mesh) -> PyTree:
-    """NamedShardings of a TrainState: `rules` on the leaf's path, first match wins, default replicated.
+def _text(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
-    The optimizer's moments mirror the parameters' paths, so the same rules place them.
+
+def state_shardings(shapes: PyTree, settings: MeshSettings, mesh: Mesh) -> PyTree:
+    """NamedShardings of a TrainState: `rules` on a parameter's path ('torso/Dense_0/kernel'), first match wins.
+
+    The optimizer's moments lie like their parameters; what no rule matches is replicated.
 
     Args:
         shapes: the state as `jax.eval_shape` gives it.
         settings: of the mesh.
         mesh: the mesh.
+
+    Raises:
+        ConfigError: a rule that matches no parameter.
     """
+    parameters = {_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes.params)}
+    for pattern, _ in settings.rules:
+        if not any(re.search(pattern, name) for name in parameters):
+            raise ConfigError(
+                f"mesh.rules: {pattern!r} matches no parameter; there are {', '.join(sorted(parameters))}"
+            )
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        return NamedSharding(
-            mesh,
-            _leaf_spec(
-                jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, settings, mesh.shape["fsdp"]
-            ),
-        )
+        # A moment's path ends with its parameter's.
+        name = next((_text(path[i:]) for i in range(len(path)) if _text(path[i:]) in parameters), None)
+        return NamedSharding(mesh, P() if name is None else _leaf_spec(name, leaf.shape, settings, mesh.shape["fsdp"]))
 
     return jax.tree_util.tree_map_with_path(place, shapes)
 

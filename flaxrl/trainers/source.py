@@ -27,6 +27,7 @@ class Runtime:
         mesh: devices of the learner.
         seed: of the run.
         progress: of the number of updates, the fraction of the run done.
+        stop: whether the run was told to end; a source that waits asks it.
     """
 
     make_env: Callable[[int], HostEnv | JaxEnv]
@@ -34,6 +35,11 @@ class Runtime:
     mesh: Mesh
     seed: int
     progress: Callable[[Any], Any]
+    stop: Callable[[], bool] = lambda: False
+
+
+class SourceStopped(Exception):
+    """A source gave up waiting because the run was told to end."""
 
 
 class Source(abc.ABC):

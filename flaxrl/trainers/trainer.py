@@ -23,7 +23,7 @@ from flaxrl.trainers.plan import check
 from flaxrl.trainers.progress import Progress
 from flaxrl.trainers.setup import build_agent, env_factory, init_state, run_key
 from flaxrl.trainers.sharding import bind_unroll
-from flaxrl.trainers.source import Data, Runtime, iterate
+from flaxrl.trainers.source import Data, Runtime, SourceStopped, iterate
 from flaxrl.trainers.update import make_update
 from flaxrl.trainers.writers import make_writers
 from flaxrl.types import Array, Metrics, TrainState
@@ -65,8 +65,13 @@ class Trainer:
         with Interrupt() as self._interrupt, contextlib.ExitStack() as self._resources:
             self._set_up()
             done = self.updates >= plan.total_updates
+            if done and not self._folder.evaluated(self.steps):  # stopped in its last evaluation
+                self._evaluate()
             while not done and not self._interrupt.requested:
-                self._call()
+                try:
+                    self._call()
+                except SourceStopped:
+                    break
                 done = self.updates >= plan.total_updates
                 if done or plan.due(plan.log.every, self.updates):
                     self._log()
@@ -82,6 +87,10 @@ class Trainer:
                     f"{self._interrupt.requested}: saved at step {self.steps:,}; the same command goes on"
                 )
         return self.last_metrics
+
+    def _stop(self) -> bool:
+        """Whether a signal asked the run to end."""
+        return self._interrupt.requested is not None
 
     # -- set up ----------------------------------------------------------------------------------------------------
 
@@ -107,7 +116,7 @@ class Trainer:
         self._key = run_key(plan.seed, "training")
         self.source = plan.source
         resources.callback(self.source.close)
-        self.source.setup(Runtime(make_env, self.agent, plan.mesh, plan.seed, plan.progress))
+        self.source.setup(Runtime(make_env, self.agent, plan.mesh, plan.seed, plan.progress, self._stop))
         self._checkpointer = Checkpointer(self.workdir / "checkpoints", plan.checkpoint.keep, plan.checkpoint.keep_best)
         resources.callback(self._checkpointer.close)
         self.data: Data = self.source.init(self.state, jax.random.fold_in(self._key, 2**31 - 1))
@@ -117,9 +126,7 @@ class Trainer:
         self._writers = make_writers(plan.log.writers, self.workdir, self.steps)
         resources.callback(self._writers.close)
         self._writers.write_hparams(run_folder.flatten(run_folder.plain(self.config)))
-        self._make_evaluator = functools.partial(
-            Evaluator, make_env, self.agent, plan.eval, lambda: self._interrupt.requested is not None
-        )
+        self._make_evaluator = functools.partial(Evaluator, make_env, self.agent, plan.eval, self._stop)
         self._evaluator: Evaluator | None = None
         self._metrics = MetricsBuffer()
         self._run_call = self._make_call()
@@ -207,7 +214,7 @@ class Trainer:
     # -- between calls ---------------------------------------------------------------------------------------------
 
     def _log(self) -> None:
-        """Reads the metrics (the only point at which the host waits for the device), writes and checks them."""
+        """Reads the metrics (so waits for the device), writes and checks them."""
         metrics = self._metrics.read()
         now, updates = time.perf_counter(), self.updates - self._clock_updates
         rate = updates * self.plan.steps_per_update / max(now - self._clock, 1e-9)
@@ -219,6 +226,7 @@ class Trainer:
             "time/frames": self.steps * self.spec.frame_skip,
         }
         self._write(metrics)
+        self._writers.flush()
         self.source.check(self.data)
         self._check_skipped(metrics.get("loss/skipped", 0.0), updates)
 
@@ -250,6 +258,7 @@ class Trainer:
             return
         seconds = time.perf_counter() - started
         self._write(metrics | {"time/evaluation_seconds": seconds})
+        self._writers.flush()
         self._clock += seconds
         self._checkpointer.save_best(
             self.steps, self.state, self.source.snapshot(self.data), self._meta(), metrics["eval/return_mean"]

@@ -103,6 +103,8 @@ def _epoch(
     parts = shuffle(batch, key_shuffle)
     keys = jax.random.split(key_steps, shuffle.minibatches)
     state, out = jax.lax.scan(lambda s, x: gradient_step(s, *x), state, (parts, keys))
+    if shuffle.steps and out.priorities is not None:
+        raise ValueError("a loss on single steps has no sequences to give priorities for; return None")
     priorities = None if out.priorities is None else shuffle.undo(out.priorities, key_shuffle)
     return state, UpdateOutput(summed(out.metrics), priorities)
 

@@ -19,8 +19,6 @@ from flaxrl.trainers.evaluate import Evaluator, evaluate_workdir
 from flaxrl.trainers.setup import act_context, build_agent, env_factory, example_input
 from tests.small_runs import every, host_config, rows, small_config, train
 
-pytestmark = pytest.mark.usefixtures("compilation_cache")
-
 CONFIGS = {"jax": small_config, "host": host_config}
 
 

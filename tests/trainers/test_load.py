@@ -17,13 +17,11 @@ from flaxrl import ConfigError, config_for
 from flaxrl.types import FIRST, MID, AgentInput
 from tests.small_runs import host_config, small_config, train
 
-pytestmark = pytest.mark.usefixtures("compilation_cache")
-
 SEQUENCE = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory: pytest.TempPathFactory, compilation_cache: None) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of an agent with memory that also sees its last action and reward; two updates long."""
     folder = tmp_path_factory.mktemp("run")
     config = small_config(2, core=config_for("lstm", features=4))

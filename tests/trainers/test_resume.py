@@ -14,8 +14,6 @@ from absl import logging
 from flaxrl import ConfigError, Trainer
 from tests.small_runs import STEPS, assert_same, every, host_config, rows, saved_steps, small_config, train
 
-pytestmark = pytest.mark.usefixtures("compilation_cache")
-
 
 class Stopped(Trainer):
     """Does something after its `at`-th update."""
@@ -45,7 +43,7 @@ def stop(config: Any, workdir: Path, at: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, compilation_cache: None) -> tuple[Trainer, Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, Path]:
     """The run that nothing stops: 6 updates, logged, evaluated and saved every 2."""
     folder = tmp_path_factory.mktemp("whole")
     return train(small_config(6, **every(2)), folder), folder

@@ -29,8 +29,6 @@ from tests.small_runs import (
     train,
 )
 
-pytestmark = pytest.mark.usefixtures("compilation_cache")
-
 CONFIGS = {"jax": small_config, "host": host_config}
 
 
