@@ -67,16 +67,17 @@ def _find(config: config_dict.ConfigDict, path: str) -> tuple[config_dict.Config
     """The block that holds the field at `path`, and the field's key in it."""
     *parents, key = path.split(".")
     block: Any = config
+    above: Any = {}
     for depth, part in enumerate([*parents, key]):
         if not isinstance(block, config_dict.ConfigDict):
-            above = ".".join(["config", *parents[:depth]])
-            raise ConfigError(f"--config.{path}: {above} is {block!r}, which has no fields")
+            here = ".".join(["config", *parents[:depth]])
+            raise ConfigError(f"--config.{path}: {here} is {block!r}, which has no fields")
         if part not in block:
-            if depth == len(parents) > 0 and not build.is_block(block):
-                return block, key
+            if depth == len(parents) and build.is_block(above) and not build.is_block(block):
+                return block, key  # a new key of a field that is a dict
             raise ConfigError(f"--config.{path}: no such field; {_hint(config, block, path, depth)}")
         if depth < len(parents):
-            block = block[part]
+            above, block = block, block[part]
     value = block[key]
     if isinstance(value, config_dict.ConfigDict):
         fields = ", ".join(f"--config.{path}.{k}" for k in list(value)[:3] or ["KEY"])

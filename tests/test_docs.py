@@ -90,7 +90,7 @@ def test_the_reference_reads_inherited_and_long_descriptions():
     from flaxrl.models.cores import LSTM
     from flaxrl.models.torsos import ACTIVATIONS, MLP
 
-    assert set(reference.attributes(LSTM)) == {"features", "initial_state"}
+    assert {"features", "initial_state"} < set(reference.attributes(LSTM))
     assert all(repr(name) in reference.attributes(MLP)["activation"] for name in ACTIVATIONS)
     assert "\n" not in reference.attributes(flaxrl.Trajectory)["inputs"]
 

@@ -147,6 +147,13 @@ def test_optional_fields_go_to_a_number_and_back() -> None:
     assert (config.optimizer.period, config.init_from) == (None, None)
 
 
+def test_a_field_that_is_a_dict_takes_new_keys() -> None:
+    config = config_for("gymnax", game="MemoryChain-bsuite")
+    whole: Any = config_dict.ConfigDict({"env": config}).lock()
+    overrides.apply(whole, ["env.params.memory_length=20"])
+    assert whole.env.params.to_dict() == {"memory_length": 20} and whole.is_locked and whole.env.params.is_locked
+
+
 def test_the_last_of_two_wins() -> None:
     config = make_config()
     overrides.apply(config, ["model.hidden=1,2", "model.hidden=3,"])

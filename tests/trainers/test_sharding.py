@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from collectives import collectives
+from flax import struct
 from jax.sharding import PartitionSpec as P
 from learner_setups import (
     IMAGE,
@@ -54,6 +57,18 @@ def test_a_mesh_that_devices_cannot_fill_is_refused():
 # -- where a state lies ------------------------------------------------------------------------------------------------
 
 
+class Parameters(struct.PyTreeNode):
+    """A state with nothing but parameters."""
+
+    params: Any
+
+
+def test_a_rule_that_matches_nothing_is_refused():
+    settings, mesh = mesh_of(2, 2, (("torso/Dence", "fsdp"),))
+    with pytest.raises(ConfigError, match=r"'torso/Dence' matches no parameter; there are torso/Dense_0/kernel"):
+        state_shardings(Parameters({"torso": {"Dense_0": {"kernel": jnp.zeros((4, 4))}}}), settings, mesh)
+
+
 def test_rules_place_the_largest_dimension_that_divides():
     settings, mesh = mesh_of(2, 2, (("keep", "replicated"), (r"a|keep", "fsdp")))
     shapes = {
@@ -61,7 +76,7 @@ def test_rules_place_the_largest_dimension_that_divides():
         "keep": jnp.zeros((8,)),
         "other": jnp.zeros((8,)),
     }
-    placed = jax.tree.map(lambda s: s.spec, state_shardings(jax.eval_shape(lambda: shapes), settings, mesh))
+    placed = jax.tree.map(lambda s: s.spec, state_shardings(Parameters(shapes), settings, mesh).params)
     assert placed["a"] == {"wide": P(None, "fsdp"), "odd": P(None, "fsdp"), "none": P(), "tie": P("fsdp")}
     assert placed["keep"] == P() and placed["other"] == P()
 
