@@ -1,7 +1,9 @@
 """IMPALA (V-trace) on Atari.
 
-python main.py --config=configs/impala_atari.py             # Pong
-python main.py --config=configs/impala_atari.py:breakout    # any other game
+    python main.py --config=configs/impala_atari.py             # Pong
+    python main.py --config=configs/impala_atari.py:breakout    # any other game
+
+On two CPU cores about 650 steps (2,600 frames) a second: 80 minutes for the 3M steps. What it reaches: docs/results.md.
 """
 
 import flaxrl
