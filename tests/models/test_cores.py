@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -18,19 +19,15 @@ from flaxrl.models.cores import GRU, LSTM, FeedForward, Recurrent
 FEATURES = 5
 
 
-class _LeakyCell(nn.Module):
-    """h = 0.5 h + x."""
-
-    def __call__(self, carry: Any, x: Any) -> Any:
-        h = 0.5 * carry + x
-        return h, h
-
-
 class Leaky(Recurrent):
-    """A core whose numbers are worked by hand."""
+    """h = 0.5 h + x: numbers worked by hand."""
 
-    def _make_cell(self) -> Any:
-        return _LeakyCell()
+    def _project(self, x: Any) -> Any:
+        return x
+
+    def _step(self, weights: Any, carry: Any, x_t: Any) -> Any:
+        h = 0.5 * carry + x_t
+        return h, h
 
     def _zeros(self, batch_size: int) -> Any:
         return jnp.zeros((batch_size, self.features))
@@ -154,6 +151,72 @@ def test_a_learned_start_begins_at_zero():
     core = GRU(2, initial_state="learned")
     variables = core.init(jax.random.key(0), rows(1), firsts(1), core._zeros(2))
     assert not any(x.any() for x in jax.tree.leaves(initial(core, variables)))
+
+
+def flax_parameters(core: Any, own: Any) -> Any:
+    """A core's parameters as flax's cells name them."""
+    names = "ifgo" if isinstance(core, LSTM) else "rzn"
+    tree: Any = {}
+    for i, gate in enumerate(names):
+        part = slice(i * FEATURES, (i + 1) * FEATURES)
+        tree[f"i{gate}"] = {"kernel": own["input"]["kernel"][:, part]}
+        tree[f"h{gate}"] = {"kernel": own["recurrent_kernel"][:, part]}
+        # flax keeps an LSTM's bias beside the recurrent kernel, a GRU's beside the input kernel.
+        tree[f"{'h' if isinstance(core, LSTM) else 'i'}{gate}"]["bias"] = own["input"]["bias"][part]
+    if isinstance(core, GRU):
+        tree["hn"]["bias"] = own["candidate_bias"]
+    return {"params": tree}
+
+
+@pytest.mark.parametrize(
+    ("core", "cell"), [(LSTM(FEATURES), nn.OptimizedLSTMCell(FEATURES)), (GRU(FEATURES), nn.GRUCell(FEATURES))]
+)
+def test_the_cells_are_those_of_flax(core: Any, cell: Any):
+    variables, carry = setup(core)
+    x = rows(3)
+    y, end = applied(core)(variables, x, firsts(3), carry)
+    theirs = flax_parameters(core, variables["params"])
+    for t in range(3):
+        carry, want = cell.apply(theirs, carry, x[t])
+        np.testing.assert_allclose(y[t], want, atol=1e-6)
+    near(end, carry)
+
+
+def test_the_input_product_is_ahead_of_the_scan():
+    core = LSTM(FEATURES)
+    variables, carry = setup(core)
+    jaxpr: Any = jax.make_jaxpr(core.apply)(variables, rows(8), firsts(8), carry)
+    (scan,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "scan"]
+    inside = str(scan.params["jaxpr"]).count("dot_general")
+    assert inside == 1 and str(jaxpr).count("dot_general") == 2
+
+
+@pytest.mark.parametrize("core", [LSTM(4), GRU(4)])
+def test_each_gate_is_drawn_by_itself(core: Any):
+    params = core.init(jax.random.key(0), rows(1), firsts(1), core._zeros(2))["params"]
+    gates = jnp.split(params["recurrent_kernel"], params["recurrent_kernel"].shape[1] // 4, axis=1)
+    for gate in gates:
+        np.testing.assert_allclose(gate @ gate.T, np.eye(4), atol=1e-5)
+    assert not np.allclose(gates[0], gates[1])
+
+
+def test_the_forget_gate_starts_open():
+    for bias in (1.0, 0.0):
+        core = LSTM(3, forget_bias=bias)
+        params = core.init(jax.random.key(0), rows(1), firsts(1), core._zeros(2))["params"]
+        assert params["input"]["bias"].tolist() == [0] * 3 + [bias] * 3 + [0] * 6
+
+
+@pytest.mark.parametrize("core", [LSTM(FEATURES, dtype="bfloat16"), GRU(FEATURES, dtype="bfloat16")])
+def test_bfloat16_is_in_the_products_alone(core: Any):
+    variables, carry = setup(core)
+    y, end = applied(core)(variables, rows(3), firsts(3), carry)
+    full, _ = applied(type(core)(FEATURES))(variables, rows(3), firsts(3), carry)
+    assert {x.dtype for x in jax.tree.leaves((y, end))} == {jnp.dtype("float32")}
+    assert 1e-6 < np.abs(y - full).max() < 0.1
+    text = str(jax.make_jaxpr(core.apply)(variables, rows(3), firsts(3), carry))
+    products = re.findall(r"(\w+)\[[^]]*\] = dot_general", text)
+    assert products == ["bf16", "bf16"]
 
 
 def test_feed_forward_passes_through():
