@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from flaxrl.models.convolution import vary_like
 from flaxrl.types import Array, PyTree
 
 
-def apply_in_chunks(torso: nn.Module, observation: PyTree, chunk: int | None) -> Any:
+def apply_in_chunks(torso: nn.Module, observation: PyTree, chunk: int | None, recompute: bool = True) -> Any:
     """`torso(observation)` over chunks of rows, one after another; same values, gradients and parameters.
 
     The backward pass recomputes each chunk, so the memory of patches and activations is that of one chunk. Forward and
@@ -53,12 +52,13 @@ def apply_in_chunks(torso: nn.Module, observation: PyTree, chunk: int | None) ->
     variables = vary_like(variables, observation)
     streams = {name: torso.make_rng(name) for name in (torso.scope.rngs if torso.scope else {}) if name != "params"}
 
-    # Inside a loop the compiler cannot merge recomputation with the forward pass anyway, so nothing has to prevent it.
-    @functools.partial(jax.checkpoint, prevent_cse=False)
     def piece(inputs: tuple[Array, PyTree]) -> PyTree:
         index, x = inputs
         rngs = {name: jax.random.fold_in(key, index) for name, key in streams.items()}
         return module.apply(variables, x, rngs=rngs)
 
+    if recompute:
+        # Inside a loop the compiler cannot merge recomputation with the forward pass anyway: nothing has to prevent it.
+        piece = jax.checkpoint(piece, prevent_cse=False)
     features = lax.map(piece, (jnp.arange(pieces), jax.tree.map(split, observation)))
     return jax.tree.map(lambda y: y.reshape(pieces * size, *y.shape[2:])[:rows], features)

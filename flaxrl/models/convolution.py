@@ -1,35 +1,28 @@
 """Convolution and max pooling with the parameters and values of flax's, and lowerings that are fast on a CPU.
 
 XLA's CPU backend runs a convolution inside `scan` or `while` about ten times slower than outside, and its convolution
-gradients fall behind a matrix product's severalfold. So on a CPU, forward and backward are patches and one matrix
-product; other platforms keep `lax.conv_general_dilated`. The platform is chosen when the program is lowered, so one
-traced function serves both.
+gradients fall behind a matrix product's severalfold. So on a CPU, forward and backward are matrix products
+(`matmul_convolution`); other platforms keep `lax.conv_general_dilated`. The platform is chosen when the program is
+lowered, so one traced function serves both.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import lax
 
 from flaxrl import checks
 from flaxrl.errors import ConfigError
+from flaxrl.models import matmul_convolution
+from flaxrl.models.matmul_convolution import Geometry
 from flaxrl.types import Array, PyTree
-
-Pads = tuple[tuple[int, int], tuple[int, int]]
-
-
-class _Geometry(NamedTuple):
-    """Everything static about a convolution besides its shapes."""
-
-    strides: tuple[int, int]
-    pads: Pads
-    channels_first: bool
 
 
 def vary_like(tree: PyTree, like: PyTree) -> PyTree:
@@ -58,102 +51,50 @@ def _varying_axes(x: Array) -> frozenset[str]:
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
-def _sizes(image: tuple[int, ...], kernel: tuple[int, ...], geometry: _Geometry) -> tuple[int, int]:
-    """Output height and width."""
-    padded = [n + sum(p) for n, p in zip(image, geometry.pads, strict=True)]
-    return tuple((n - k) // s + 1 for n, k, s in zip(padded, kernel, geometry.strides, strict=True))  # type: ignore
-
-
-def _whole_blocks(kernel: Array, geometry: _Geometry) -> bool:
-    """Whether space-to-depth turns this into a convolution of stride 1: the strides divide the kernel."""
-    strides = geometry.strides
-    return strides != (1, 1) and all(k % s == 0 for k, s in zip(kernel.shape[:2], strides, strict=True))
-
-
-def _patches(x: Array, kernel: Array, geometry: _Geometry) -> Array:
-    """Patches `[N, H', W', K]` of the images that each output pixel sees, in the order of `_kernel_matrix`'s rows."""
-    (sh, sw), (kh, kw) = geometry.strides, kernel.shape[:2]
-    c_axis, h_axis = (1, 2) if geometry.channels_first else (3, 1)
-    ho, wo = _sizes(x.shape[h_axis : h_axis + 2], (kh, kw), geometry)
-    if any(sum(p) for p in geometry.pads):
-        pads = [(0, 0)] * 4
-        pads[h_axis : h_axis + 2] = geometry.pads
-        x = jnp.pad(x, pads)
-    if _whole_blocks(kernel, geometry):
-        # Space-to-depth: a block of stride x stride pixels becomes the channels of one. It copies every pixel once,
-        # where patches of single pixels would copy each (kernel / stride)^2 times in pieces of C numbers. Changing
-        # channels-first to channels-last is part of the same copy.
-        hb, wb, c = ho - 1 + kh // sh, wo - 1 + kw // sw, x.shape[c_axis]
-        x = lax.slice_in_dim(lax.slice_in_dim(x, 0, hb * sh, axis=h_axis), 0, wb * sw, axis=h_axis + 1)
-        if geometry.channels_first:
-            x = x.reshape(-1, c, hb, sh, wb, sw).transpose(0, 2, 4, 3, 5, 1)
-        else:
-            x = x.reshape(-1, hb, sh, wb, sw, c).transpose(0, 1, 3, 2, 4, 5)
-        x = x.reshape(-1, hb, wb, sh * sw * c)
-        kh, kw, sh, sw = kh // sh, kw // sw, 1, 1
-    elif geometry.channels_first:
-        x = x.transpose(0, 2, 3, 1)
-    rows, cols = sh * (ho - 1) + 1, sw * (wo - 1) + 1
-    shifted = [x[:, i : i + rows : sh, j : j + cols : sw] for i in range(kh) for j in range(kw)]
-    return jnp.concatenate(shifted, axis=-1) if len(shifted) > 1 else shifted[0]
-
-
-def _kernel_matrix(kernel: Array, geometry: _Geometry) -> Array:
-    """The kernel `[kh, kw, C, O]` as the matrix `[K, O]` that patches are multiplied with."""
-    kh, kw, c, out = kernel.shape
-    if _whole_blocks(kernel, geometry):
-        sh, sw = geometry.strides
-        kernel = kernel.reshape(kh // sh, sh, kw // sw, sw, c, out).transpose(0, 2, 1, 3, 4, 5)
-    return kernel.reshape(kh * kw * c, out)
-
-
-def _matmul_forward(x: Array, kernel: Array, geometry: _Geometry) -> Array:
-    return _patches(x, kernel, geometry) @ _kernel_matrix(kernel, geometry)
-
-
-def _matmul_backward(x: Array, kernel: Array, g: Array, geometry: _Geometry) -> tuple[Array, Array]:
-    """Gradients by x and kernel, also as matrix products over patches."""
-    patches, image_gradient = jax.vjp(lambda x: _patches(x, kernel, geometry), x)
-    matrix, kernel_gradient = jax.vjp(lambda k: _kernel_matrix(k, geometry), kernel)
-    rows = g.reshape(-1, g.shape[-1])
-    (dkernel,) = kernel_gradient(patches.reshape(len(rows), -1).T @ rows)
-    kh, kw = kernel.shape[:2]
-    h, w = x.shape[2:] if geometry.channels_first else x.shape[1:3]
-    # The gradient by a padded stride-1 convolution's input is such a convolution of g with the mirrored kernel, which
-    # avoids adding up kh * kw overlapping pieces; without padding it would compute too much at the borders.
-    if geometry.strides == (1, 1) and not geometry.channels_first and h * w <= 1.25 * g.shape[1] * g.shape[2]:
-        (top, bottom), (left, right) = geometry.pads
-        pads = ((kh - 1 - top, kh - 1 - bottom), (kw - 1 - left, kw - 1 - right))
-        mirrored = kernel[::-1, ::-1].swapaxes(2, 3)
-        return _matmul_forward(g, mirrored, _Geometry((1, 1), pads, False)), dkernel
-    return image_gradient(g @ matrix.T)[0], dkernel
-
-
-def _lax_forward(x: Array, kernel: Array, geometry: _Geometry) -> Array:
+def _lax_forward(x: Array, kernel: Array, geometry: Geometry) -> Array:
     layout = ("NCHW" if geometry.channels_first else "NHWC", "HWIO", "NHWC")
+    x = x.astype(kernel.dtype)
     return lax.conv_general_dilated(x, kernel, geometry.strides, geometry.pads, dimension_numbers=layout)
 
 
-def _lax_backward(x: Array, kernel: Array, g: Array, geometry: _Geometry) -> tuple[Array, Array]:
+def _lax_kernel_gradient(x: Array, kernel: Array, g: Array, geometry: Geometry) -> Array:
+    return jax.vjp(lambda k: _lax_forward(x, k, geometry), kernel)[1](g)[0]
+
+
+def _matmul_backward(x: Array, kernel: Array, g: Array, geometry: Geometry) -> tuple[Array, Array]:
+    by_input = matmul_convolution.input_gradient(x, kernel, g, geometry)
+    return by_input, matmul_convolution.kernel_gradient(x, kernel, g, geometry)
+
+
+def _lax_backward(x: Array, kernel: Array, g: Array, geometry: Geometry) -> tuple[Array, Array]:
     return jax.vjp(lambda x, k: _lax_forward(x, k, geometry), x, kernel)[1](g)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _convolve(x: Array, kernel: Array, geometry: _Geometry) -> Array:
+def _convolve(x: Array, kernel: Array, geometry: Geometry) -> Array:
     """The convolution; its own derivative rule keeps (x, kernel) alone, and not each platform's intermediates."""
     return lax.platform_dependent(
         x,
         kernel,
-        cpu=functools.partial(_matmul_forward, geometry=geometry),
+        cpu=functools.partial(matmul_convolution.forward, geometry=geometry),
         default=functools.partial(_lax_forward, geometry=geometry),
     )
 
 
-def _convolve_forward(x: Array, kernel: Array, geometry: _Geometry) -> tuple[Array, tuple[Array, Array]]:
+def _convolve_forward(x: Array, kernel: Array, geometry: Geometry) -> tuple[Array, tuple[Array, Array]]:
     return _convolve(x, kernel, geometry), (x, kernel)
 
 
-def _convolve_backward(geometry: _Geometry, residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _convolve_backward(geometry: Geometry, residuals: tuple[Array, Array], g: Array) -> tuple[Any, Array]:
+    x, _ = residuals
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        dkernel = lax.platform_dependent(
+            *residuals,
+            g,
+            cpu=functools.partial(matmul_convolution.kernel_gradient, geometry=geometry),
+            default=functools.partial(_lax_kernel_gradient, geometry=geometry),
+        )
+        return np.zeros(x.shape, jax.dtypes.float0), dkernel
     return lax.platform_dependent(
         *residuals,
         g,
@@ -182,6 +123,7 @@ class Conv(nn.Module):
         padding: 'SAME' or 'VALID'.
         use_bias: adds a bias per channel.
         channels_first: the input is `[N, C, H, W]`; the output is channels-last all the same.
+        input_scale: multiplies the input, by way of the kernel: so images of bytes stay bytes up to the product.
         dtype: computation dtype; parameters are float32.
         kernel_init: initialiser of the kernel.
         bias_init: initialiser of the bias.
@@ -193,6 +135,7 @@ class Conv(nn.Module):
     padding: str = "SAME"
     use_bias: bool = True
     channels_first: bool = False
+    input_scale: float = 1.0
     dtype: Any = jnp.float32
     kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
     bias_init: Callable[..., Array] = nn.initializers.zeros_init()
@@ -207,7 +150,7 @@ class Conv(nn.Module):
         """Convolves images.
 
         Args:
-            x: `[N, H, W, C]`, or `[N, C, H, W]` if `channels_first`.
+            x: float, or bool or uint8, `[N, H, W, C]`; `[N, C, H, W]` if `channels_first`.
 
         Returns:
             `[N, H', W', F]` of the computation dtype.
@@ -223,9 +166,11 @@ class Conv(nn.Module):
         if self.padding == "VALID" and any(n < k for n, k in zip(image, size, strict=True)):
             raise ConfigError(f"an unpadded {size[0]}x{size[1]} convolution needs images as large; they are {image}")
         (top, bottom), (left, right) = lax.padtype_to_pads(image, size, strides, self.padding)
-        geometry = _Geometry(strides, ((top, bottom), (left, right)), self.channels_first)
+        geometry = Geometry(strides, ((top, bottom), (left, right)), self.channels_first)
         kernel = self.param("kernel", self.kernel_init, (*size, channels, self.features), jnp.float32)
-        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        kernel = (kernel * self.input_scale).astype(self.dtype)
+        if x.dtype not in (jnp.bool_, jnp.uint8):  # these are exact in any dtype, and smaller
+            x = x.astype(self.dtype)
         # custom_vjp wants the gradient to vary over the same mesh axes as its argument.
         y = _convolve(vary_like(x, kernel), vary_like(kernel, x), geometry)
         if self.use_bias:

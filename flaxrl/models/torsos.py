@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,15 +43,9 @@ def _check(torso: nn.Module) -> None:
     checks.positive(torso, "kernel_scale")
 
 
-def pixels(image: Array, dtype: str) -> Array:
-    """Images as numbers: uint8 becomes `value / 255`, computed in float32; anything else is only converted.
-
-    Args:
-        image: `[N, ...]`, uint8, bool or float.
-        dtype: of the result.
-    """
-    # uint8 arithmetic wraps, and bfloat16 cannot tell 254 from 255: so float32 first.
-    return (image.astype(jnp.float32) / 255.0 if image.dtype == jnp.uint8 else image).astype(dtype)
+def pixel_scale(image: Array) -> float:
+    """What a network multiplies an image with: 1 / 255 for uint8, 1 for anything else."""
+    return 1 / 255 if image.dtype == jnp.uint8 else 1.0
 
 
 def _image_rank(torso: nn.Module, observation: Array) -> None:
@@ -132,7 +126,7 @@ class NatureCNN(nn.Module):
         """Features `[N, hidden]` of images `[N, H, W, C]`, uint8 (scaled to [0, 1]) or float (used as they are)."""
         _image_rank(self, observation)
         init = INITIALIZERS[self.kernel_init](self.kernel_scale)
-        x = pixels(observation, self.dtype)
+        x, scale = observation, pixel_scale(observation)
         for i, (features, size, stride) in enumerate(((32, 8, 4), (64, 4, 2), (64, 3, 1))):
             x = Conv(
                 features,
@@ -140,6 +134,7 @@ class NatureCNN(nn.Module):
                 stride,
                 "VALID",
                 channels_first=self.channels_first and i == 0,
+                input_scale=1.0 if i else scale,
                 kernel_init=init,
                 dtype=self.dtype,
             )(x)
@@ -189,12 +184,13 @@ class ImpalaResNet(nn.Module):
         _image_rank(self, observation)
         init = INITIALIZERS[self.kernel_init](self.kernel_scale)
 
-        def conv(features: int, x: Array, channels_first: bool = False) -> Array:
-            return Conv(features, channels_first=channels_first, kernel_init=init, dtype=self.dtype)(x)
+        def conv(features: int, x: Array, **fields: Any) -> Array:
+            return Conv(features, kernel_init=init, dtype=self.dtype, **fields)(x)
 
-        x = pixels(observation, self.dtype)
+        x = observation
+        first = {"channels_first": self.channels_first, "input_scale": pixel_scale(observation)}
         for i, features in enumerate(self.channels):
-            x = max_pool_half(conv(features, x, channels_first=self.channels_first and i == 0))
+            x = max_pool_half(conv(features, x, **({} if i else first)))
             for _ in range(self.blocks):
                 x = x + conv(features, nn.relu(conv(features, nn.relu(x))))
         x = nn.relu(x).reshape(x.shape[0], -1)
@@ -228,7 +224,9 @@ class MinAtarCNN(nn.Module):
         """Features `[N, hidden]` of planes `[N, H, W, C]`, bool or float."""
         _image_rank(self, observation)
         init = INITIALIZERS[self.kernel_init](self.kernel_scale)
-        x = pixels(observation, self.dtype)
-        x = nn.relu(Conv(self.features, padding="VALID", kernel_init=init, dtype=self.dtype)(x))
+        conv = Conv(
+            self.features, padding="VALID", input_scale=pixel_scale(observation), kernel_init=init, dtype=self.dtype
+        )
+        x = nn.relu(conv(observation))
         x = nn.relu(nn.Dense(self.hidden, kernel_init=init, dtype=self.dtype)(x.reshape(x.shape[0], -1)))
         return x.astype(jnp.float32)

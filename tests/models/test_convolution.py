@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -70,7 +71,7 @@ def test_channels_first_is_the_transposed_input(case: str) -> None:
     last, _, variables, x = twins(case)
     first = twins(case, channels_first=True)[0]
     turned = x.transpose(0, 3, 1, 2)
-    np.testing.assert_array_equal(jax.jit(first.apply)(variables, turned), jax.jit(last.apply)(variables, x))
+    close(jax.jit(first.apply)(variables, turned), jax.jit(last.apply)(variables, x))  # another order of sums
     want = gradients(last, variables, x)
     close(gradients(first, variables, turned), (want[0], want[1].transpose(0, 3, 1, 2)))
 
@@ -106,6 +107,32 @@ def test_a_cpu_sees_no_convolution_and_others_do(case: str) -> None:
     elsewhere = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert elsewhere.count("stablehlo.convolution") >= 3  # forward, by kernel, by input
     assert "dot_general" not in elsewhere
+
+
+@pytest.mark.parametrize("kind", ["uint8", "bool", "int32", "float32"])
+@pytest.mark.parametrize("case", ["nature_1", "resnet_1", "rest"])
+def test_scaled_inputs_of_any_type(case: str, kind: str) -> None:
+    """Equal to flax on the scaled floats, in value and gradient by kernel and bias."""
+    _, flax, variables, x = twins(case)
+    ours = twins(case, input_scale=1 / 255)[0]
+    x = np.random.default_rng(0).integers(0, 2 if kind == "bool" else 256, x.shape).astype(kind)
+    scaled = x.astype(np.float32) / np.float32(255)
+    close(jax.jit(ours.apply)(variables, x), jax.jit(flax.apply)(variables, scaled))
+
+    def by_kernel(module: nn.Module, x: Any) -> Any:
+        return jax.jit(jax.grad(loss(module)))(variables, x)
+
+    close(by_kernel(ours, x), by_kernel(flax, scaled))
+
+
+def test_bytes_are_gathered_as_bytes() -> None:
+    ours, _, variables, x = twins("nature_1", channels_first=True)
+    trace = jax.jit(jax.grad(loss(ours))).trace(variables, x.transpose(0, 3, 1, 2).astype(np.uint8))
+    text = trace.lower(lowering_platforms=("cpu",)).as_text()
+    # Four bytes move as one word, and only whole cells become floats, in the forward and in the backward pass.
+    assert len(re.findall(r"stablehlo.transpose.*tensor<2x21x21x4x4xui32>", text)) == 2
+    conversions = re.findall(r"stablehlo.convert.*\(tensor<([x\d]+)xui8>\) -> tensor<[x\d]+xf32>", text)
+    assert conversions == ["2x21x21x64"] * 2
 
 
 def test_an_unused_input_gradient_is_not_computed() -> None:

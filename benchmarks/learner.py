@@ -1,0 +1,181 @@
+"""How fast the learner is: each torso against its plain `nn.Conv` twin and against this machine's matrix product.
+
+    python benchmarks/learner.py [--torsos nature resnet] [--cores feed_forward lstm] [--profile FOLDER]
+
+An update is what a run's learner does with one batch of made-up frames: V-trace, gradient, Adam. A batch of unroll T
+and B envs is (T + 1) x B rows. Ours and the twin take turns, so that what else the machine does meets both. The ceiling
+is the rate of a 2048 x 2048 x 2048 float32 product, measured in between, over 3 x the FLOPs of a frame's forward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from report import Rate, print_json, print_table, rate_of, trace
+from twins import FORWARD_FLOPS, TWINS
+
+from flaxrl.configuration import MeshSettings
+from flaxrl.envs.spec import ArraySpec, Discrete, EnvSpec
+from flaxrl.losses.vtrace import VTrace
+from flaxrl.models.agent import Agent
+from flaxrl.models.cores import LSTM, FeedForward
+from flaxrl.models.heads import PolicyValue
+from flaxrl.models.policies import Sampled
+from flaxrl.models.torsos import ImpalaResNet, NatureCNN
+from flaxrl.trainers.optimizer import Optimizer
+from flaxrl.trainers.setup import init_state
+from flaxrl.trainers.sharding import bind_unroll, make_mesh, to_global
+from flaxrl.trainers.update import make_update
+from flaxrl.types import MID, AgentInput, Trajectory
+
+SPEC = EnvSpec(ArraySpec((4, 84, 84), np.uint8), Discrete(6))
+TORSOS: dict[str, Any] = {"nature": NatureCNN, "resnet": ImpalaResNet}
+MATMUL = 2048
+
+
+def make_agent(torso: Any, core: str, dtype: str, chunk: int | None) -> Agent:
+    """An agent for Atari frames around a torso."""
+    memory: Any = FeedForward() if core == "feed_forward" else LSTM(256, dtype=dtype)
+    return Agent(torso, memory, PolicyValue(SPEC.action), Sampled(), SPEC.action, torso_chunk=chunk)
+
+
+def made_up(agent: Agent, unroll: int, batch: int, mesh: Any) -> Trajectory:
+    """A trajectory of noise."""
+    rng = np.random.default_rng(0)
+    zeros = np.zeros((unroll, batch), np.float32)
+    shapes = jax.eval_shape(lambda: agent.core.initial_carry(batch))  # type: ignore[attr-defined]
+    carry = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), shapes)
+    return to_global(
+        Trajectory(
+            inputs=AgentInput(
+                observation=rng.integers(0, 256, (unroll + 1, batch, 4, 84, 84), np.uint8),
+                step_type=np.full((unroll + 1, batch), MID, np.int8),
+            ),
+            action=rng.integers(0, 6, (unroll, batch), np.int32),
+            reward=rng.normal(size=(unroll, batch)).astype(np.float32),
+            discount=zeros + 1,
+            log_prob=zeros - np.log(6).astype(np.float32),
+            value=zeros,
+            carry=carry,
+        ),
+        mesh,
+    )
+
+
+class Learner:
+    """A jitted update, its state and a batch that it learns from again and again."""
+
+    def __init__(self, agent: Agent, options: argparse.Namespace):
+        settings, optimizer = MeshSettings(), Optimizer(learning_rate=1e-4)
+        mesh = make_mesh(settings)
+        self.rows = (options.unroll + 1) * options.batch
+        self._state = init_state(agent, SPEC, optimizer, settings, mesh, 0, target=False)
+        self._batch = made_up(agent, options.unroll, options.batch, mesh)
+        update = make_update(
+            VTrace(),
+            lambda variables: bind_unroll(agent, variables, mesh),
+            mesh,
+            learning_rate=optimizer.learning_rate_at,
+            progress=lambda updates: updates / 1e6,
+            minibatches=options.minibatches,
+        )
+        self._key = jax.random.key(0)
+        shardings = jax.tree.map(lambda x: x.sharding, self._state)
+        self._update = jax.jit(update, donate_argnums=(0,), out_shardings=(shardings, None))
+
+    def __call__(self) -> float:
+        """One update, to its end; its rows."""
+        self._state, _ = self._update(self._state, self._batch, self._key)
+        jax.block_until_ready(self._state)
+        return self.rows
+
+    def temporary_mib(self) -> float:
+        """Memory that the compiled update takes besides its arguments."""
+        compiled = self._update.lower(self._state, self._batch, self._key).compile()
+        memory: Any = compiled.memory_analysis()
+        return memory.temp_size_in_bytes / 2**20
+
+
+def matmul() -> Callable[[], float]:
+    """A large float32 product, in FLOPs."""
+    x = jnp.ones((MATMUL, MATMUL))
+    product = jax.jit(jnp.matmul)
+
+    def call() -> float:
+        product(x, x).block_until_ready()
+        return 2.0 * MATMUL**3
+
+    return call
+
+
+def take_turns(contestants: dict[str, Callable[[], float]], seconds: float, repeats: int) -> dict[str, Rate]:
+    """Units a second of each; every round gives each its seconds, in whole calls, after one that does not count."""
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, call in contestants.items():
+            call()
+            began, units = time.perf_counter(), 0.0
+            while time.perf_counter() - began < seconds:
+                units += call()
+            rates[name].append(units / (time.perf_counter() - began))
+    return {name: rate_of(values) for name, values in rates.items()}
+
+
+def compare(torso: str, core: str, options: argparse.Namespace) -> tuple[list[list[Any]], dict[str, float]]:
+    """Table rows and ratios of one torso and core."""
+    ours = Learner(
+        make_agent(TORSOS[torso](channels_first=True, dtype=options.dtype), core, options.dtype, None), options
+    )
+    contestants: dict[str, Callable[[], float]] = {"matmul": matmul(), "flaxrl": ours}
+    if not options.no_twin:
+        contestants["nn.Conv"] = Learner(make_agent(TWINS[torso](options.dtype), core, options.dtype, 0), options)
+    rates = take_turns(contestants, options.seconds, options.repeats)
+    flops = 3 * FORWARD_FLOPS[torso]
+    ceiling = rates["matmul"].median / flops
+    name = torso if core == "feed_forward" else f"{torso}_{core}"
+    ratios = {f"{name}_rows_per_second": rates["flaxrl"].median, f"{name}_of_ceiling": rates["flaxrl"].median / ceiling}
+    if not options.no_twin:
+        ratios[f"{name}_vs_conv"] = rates["flaxrl"].median / rates["nn.Conv"].median
+    rows = [
+        [name, who, rates[who], rates[who].median / ours.rows, rates[who].median / ceiling, learner.temporary_mib()]
+        for who, learner in contestants.items()
+        if isinstance(learner, Learner)
+    ]
+    ratios[f"{name}_matmul_gflops"] = rates["matmul"].median / 1e9
+    return rows, ratios
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torsos", nargs="+", choices=TORSOS, default=list(TORSOS))
+    parser.add_argument("--cores", nargs="+", choices=("feed_forward", "lstm"), default=["feed_forward"])
+    parser.add_argument("--unroll", type=int, default=20, help="T")
+    parser.add_argument("--batch", type=int, default=32, help="B")
+    parser.add_argument("--minibatches", type=int, default=1)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--seconds", type=float, default=5.0, help="that each turn lasts")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-twin", action="store_true", help="leaves the plain nn.Conv networks out")
+    parser.add_argument("--profile", metavar="FOLDER", help="writes a JAX trace there")
+    options = parser.parse_args(argv)
+    table: list[list[Any]] = [["torso", "learner", "rows/s", "updates/s", "of the ceiling", "temporary MiB"]]
+    ratios: dict[str, float] = {}
+    with trace(options.profile):
+        for torso in options.torsos:
+            for core in options.cores:
+                rows, found = compare(torso, core, options)
+                table += rows
+                ratios |= found
+    print_table(table)
+    print_json(ratios)
+    return ratios
+
+
+if __name__ == "__main__":
+    main()
