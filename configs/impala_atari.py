@@ -21,7 +21,6 @@ def get_config(game: str = "pong"):
             core=config_for("feed_forward"),
             head=config_for("policy_value"),
             policy=config_for("sampled"),
-            torso_chunk=0,  # minibatches of 84 rows: nothing to save by recomputing
         ),
         loss=config_for(
             "vtrace", discount=0.99, baseline_cost=0.25, entropy_cost=0.002, lambda_=0.95, max_abs_reward=1.0

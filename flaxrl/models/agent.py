@@ -28,8 +28,9 @@ class Agent(nn.Module):
         action_spec: of the env.
         use_last_action: also feeds the previous action (one-hot) to the core.
         use_last_reward: also feeds the previous reward, clipped to [-1, 1] (Espeholt et al., 2018), to the core.
-        torso_chunk: rows that the torso takes at once, recomputed in the backward pass; None chooses (on for the
-            convolutional torsos on a CPU, where it keeps the patches in cache), 0 never chunks.
+        torso_chunk: rows that the torso takes at once; None chooses (on for the convolutional torsos on a CPU, where
+            it keeps them in cache), 0 never chunks.
+        torso_recompute: each chunk is computed again in the backward pass: a third more time, a fraction of the memory.
     """
 
     torso: nn.Module
@@ -40,6 +41,7 @@ class Agent(nn.Module):
     use_last_action: bool = False
     use_last_reward: bool = False
     torso_chunk: int | None = None
+    torso_recompute: bool = False
 
     def __post_init__(self) -> None:
         checks.non_negative(self, "torso_chunk")
@@ -58,7 +60,7 @@ class Agent(nn.Module):
         chex.assert_rank(inputs.step_type, 2)
         time, batch = inputs.step_type.shape
         rows = jax.tree.map(lambda x: x.reshape(time * batch, *x.shape[2:]), inputs.observation)
-        x: Array = apply_in_chunks(self.torso, rows, self._chunk())
+        x: Array = apply_in_chunks(self.torso, rows, self._chunk(), self.torso_recompute)
         x = x.reshape(time, batch, -1)
         extras = []
         if self.use_last_action:

@@ -183,7 +183,7 @@ def test_the_cells_are_those_of_flax(core: Any, cell: Any):
 
 
 def test_the_input_product_is_ahead_of_the_scan():
-    core = LSTM(FEATURES)
+    core: Any = LSTM(FEATURES)
     variables, carry = setup(core)
     jaxpr: Any = jax.make_jaxpr(core.apply)(variables, rows(8), firsts(8), carry)
     (scan,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "scan"]
@@ -202,8 +202,8 @@ def test_each_gate_is_drawn_by_itself(core: Any):
 
 def test_the_forget_gate_starts_open():
     for bias in (1.0, 0.0):
-        core = LSTM(3, forget_bias=bias)
-        params = core.init(jax.random.key(0), rows(1), firsts(1), core._zeros(2))["params"]
+        core: Any = LSTM(3, forget_bias=bias)
+        params: Any = core.init(jax.random.key(0), rows(1), firsts(1), core._zeros(2))["params"]
         assert params["input"]["bias"].tolist() == [0] * 3 + [bias] * 3 + [0] * 6
 
 

@@ -24,9 +24,10 @@ class Parent(nn.Module):
 
     torso: nn.Module
     chunk: int | None = None
+    recompute: bool = False
 
     def __call__(self, observation: Any) -> Any:
-        return apply_in_chunks(self.torso, observation, self.chunk)
+        return apply_in_chunks(self.torso, observation, self.chunk, self.recompute)
 
 
 class Noisy(nn.Module):
@@ -139,20 +140,35 @@ def test_a_cpu_sees_no_convolution(name: str) -> None:
     module, x = SMALL[name]
     parent = Parent(module, 2)
     variables = jax.eval_shape(parent.init, KEY, x)
-    update = jax.jit(jax.value_and_grad(lambda v: jnp.sum(parent.apply(v, x))))  # type: ignore[arg-type]
+    update = jax.jit(jax.value_and_grad(lambda v: jnp.sum(jnp.asarray(parent.apply(v, x)))))
     text = update.trace(variables).lower(lowering_platforms=("cpu",)).as_text()
     assert "convolution" not in text and "reduce_window" not in text and "select_and_scatter" not in text
 
 
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", SMALL)
-def test_chunks_change_nothing(name: str) -> None:
+def test_chunks_change_nothing(name: str, recompute: bool) -> None:
     module, x = SMALL[name]
     # 5 rows: 2 pieces of 3 or 3 pieces of 2, each with a row to spare, or 5 pieces of 1.
-    whole, parts = Parent(module), Parent(module, {"nature": 3, "resnet": 2, "minatar": 1, "mlp": 4}[name])
+    whole, parts = Parent(module), Parent(module, {"nature": 3, "resnet": 2, "minatar": 1, "mlp": 4}[name], recompute)
     variables = init(whole, x)
     assert jax.eval_shape(parts.init, KEY, x) == jax.eval_shape(whole.init, KEY, x)
     assert "while" in jax.jit(parts.apply).lower(variables, x).as_text()
     close(step(parts, variables, x), step(whole, variables, x))
+
+
+def test_chunks_save_memory_and_recomputation_more() -> None:
+    module = torsos.NatureCNN(hidden=16)
+    x = images(64, size=36)
+    variables = init(module, x[:1])
+
+    def temporary(parent: nn.Module) -> int:
+        step = jax.jit(jax.grad(lambda v: jnp.sum(jnp.asarray(parent.apply(v, x)))))
+        memory: Any = step.lower({"params": {"torso": variables["params"]}}).compile().memory_analysis()
+        return memory.temp_size_in_bytes
+
+    whole, kept, again = (temporary(p) for p in (Parent(module), Parent(module, 4), Parent(module, 4, True)))
+    assert again < 0.75 * kept and kept < 0.75 * whole
 
 
 def test_chunks_leave_the_initialiser_alone() -> None:
