@@ -112,7 +112,7 @@ def _plan(x: Array, kernel: Array, geometry: Geometry) -> _Plan:
     channels, out = kernel.shape[2] * strides[0] * strides[1], kernel.shape[3]
     spare_rows, spare_cells = 1 + (down - 1) / height, (1 + (down - 1) / height) * (1 + (right - 1) / width)
     moved = {
-        (True, True): down * right * channels,
+        (True, True): 1.2 * down * right * channels,  # adding up overlapping gradients is slower than copying
         (False, True): (right * channels + down * out) * spare_rows,
         (False, False): down * right * out * spare_cells,
     }
