@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxrl import checks
-from flaxrl.models.torsos import INITIALIZERS
+from flaxrl.models.torsos import DTYPES, INITIALIZERS
 from flaxrl.types import Array, Carry
 
 
@@ -37,6 +37,8 @@ class Recurrent(nn.Module):
         kernel_scale: its scale.
         recurrent_init: initialiser of the recurrent kernels; one of the same.
         recurrent_scale: its scale.
+        dtype: computation dtype of the matrix products and gates; the state stays float32 from row to row, so that
+            what it adds up is not rounded away.
     """
 
     features: int = 256
@@ -45,12 +47,14 @@ class Recurrent(nn.Module):
     kernel_scale: float = 1.0
     recurrent_init: str = "orthogonal"
     recurrent_scale: float = 1.0
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         checks.positive(self, "features")
         checks.choice(self, "initial_state", ("zeros", "learned"))
         checks.choice(self, "kernel_init", INITIALIZERS)
         checks.choice(self, "recurrent_init", INITIALIZERS)
+        checks.choice(self, "dtype", DTYPES)
         checks.positive(self, "kernel_scale", "recurrent_scale")
         super().__post_init__()
 
@@ -61,6 +65,7 @@ class Recurrent(nn.Module):
         return {
             "kernel_init": INITIALIZERS[self.kernel_init](self.kernel_scale),
             "recurrent_kernel_init": INITIALIZERS[self.recurrent_init](self.recurrent_scale),
+            "dtype": self.dtype,
         }
 
     def setup(self) -> None:
