@@ -35,17 +35,20 @@ class LearnerSettings:
     Attributes:
         epochs: passes over the trajectory.
         minibatches: parts a pass is split into (along B for sequence losses, over T x B rows for step losses).
+        accumulation: pieces that a minibatch's forward and backward pass is split into, one after another, to save
+            memory; the numbers are those of the whole minibatch. Costs a second forward pass.
         target_period: optimizer steps between copies to the target network; None for losses without one.
         max_skipped: the run ends after this many non-finite gradient steps in a row.
     """
 
     epochs: int = 1
     minibatches: int = 1
+    accumulation: int = 1
     target_period: int | None = None
     max_skipped: int = 10
 
     def __post_init__(self) -> None:
-        checks.positive(self, "epochs", "minibatches", "target_period", "max_skipped")
+        checks.positive(self, "epochs", "minibatches", "accumulation", "target_period", "max_skipped")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from ml_collections import config_dict
 from flaxrl import build, checks
 from flaxrl.errors import ConfigError
 
-FREE = ("total_steps", "log", "eval", "checkpoint", "mesh")
-"""Top-level fields that may change when a run goes on: they do not change what was learned so far."""
+FREE = ("total_steps", "log", "eval", "checkpoint", "mesh", "learner.accumulation")
+"""Fields and blocks that may change when a run goes on: they do not change what was learned so far."""
 
 _PACKAGES = ("flaxrl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _ABSENT = "(absent)"
@@ -49,11 +49,11 @@ class RunFolder:
         if not self.has_run:
             self._check_usable()
             return
-        old = flatten(self._read())
+        old = flatten(self._completed())
         differing = [
             f"{path} {_show(old.get(path, _ABSENT))} -> {_show(new.get(path, _ABSENT))}"
             for path in sorted(old.keys() | new.keys())
-            if path.partition(".")[0] not in FREE and not _same(old.get(path, _ABSENT), new.get(path, _ABSENT))
+            if not _free(path) and not _same(old.get(path, _ABSENT), new.get(path, _ABSENT))
         ]
         if differing:
             raise ConfigError(
@@ -115,6 +115,14 @@ class RunFolder:
             raise ConfigError(f"{self._config} is not the config of a run; take another --workdir")
         return _tupled(stored)
 
+    def _completed(self) -> dict[str, Any]:
+        """The stored config, with fields that came later at their defaults; as it is where one of its own is gone."""
+        stored = self._read()
+        try:
+            return plain(_typed(stored))
+        except ConfigError:
+            return stored
+
     def _check_usable(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"--workdir={self.path} is a file; give a folder")
@@ -130,6 +138,11 @@ class RunFolder:
             return f"; did you mean {inside[-1]!r}?"
         beside = [str(p.parent) for p in self.path.parent.glob("*/config.json")]
         return f"; {checks.nearest(str(self.path), beside)}" if beside else ""
+
+
+def _free(path: str) -> bool:
+    """Whether a dotted path is in `FREE`, or in a block that is."""
+    return any(path == free or path.startswith(f"{free}.") for free in FREE)
 
 
 def plain(config: Any, where: str = "config") -> Any:

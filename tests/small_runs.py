@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,26 @@ def train(config: Any, workdir: Path) -> Trainer:
     trainer = Trainer(config, workdir)
     trainer.run()
     return trainer
+
+
+class Stopped(Trainer):
+    """Does something after its `at`-th update."""
+
+    def __init__(self, config: Any, workdir: Path, at: int, act: Callable[[], None]):
+        super().__init__(config, workdir)
+        self.at, self.act = at, act
+
+    def _call(self) -> None:
+        super()._call()
+        if self.updates == self.at:
+            self.act()
+
+
+def stop(config: Any, workdir: Path, at: int) -> None:
+    """A run that SIGTERM ends after `at` updates."""
+    trainer = Stopped(config, workdir, at, lambda: signal.raise_signal(signal.SIGTERM))
+    trainer.run()
+    assert saved_steps(workdir)[-1] == trainer.steps == at * trainer.plan.steps_per_update
 
 
 def rows(workdir: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ class Settings:
 @dataclasses.dataclass(frozen=True)
 class Update:
     epochs: int = 1
+    accumulation: int = 1
     target_period: int | None = None
     max_skipped: int = 10
 
@@ -69,10 +70,10 @@ def test_free_fields_may_change_and_are_stored(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.match(make_config())
     changed = make_config(total_steps=2000)
-    changed.eval.episodes = 77
+    changed.eval.episodes, changed.learner.accumulation = 77, 4
     folder.match(changed)
     loaded = folder.load_config()
-    assert (loaded.total_steps, loaded.eval.episodes) == (2000, 77)
+    assert (loaded.total_steps, loaded.eval.episodes, loaded.learner.accumulation) == (2000, 77, 4)
 
 
 def test_other_fields_are_listed_with_both_values_and_nothing_is_written(tmp_path: Path) -> None:
@@ -106,6 +107,22 @@ def test_missing_and_new_keys_are_compared_by_path(tmp_path: Path) -> None:
         RunFolder(tmp_path).check(make_config())
     with pytest.raises(ConfigError, match=r"config\.json: '.*Update' has no field 'gone'"):
         RunFolder(tmp_path).load_config()
+
+
+def test_a_field_that_came_later_counts_as_its_default(tmp_path: Path) -> None:
+    """So a run of an older version goes on, and can be evaluated."""
+    RunFolder(tmp_path).match(make_config())
+    stored = json.loads((tmp_path / "config.json").read_text())
+    del stored["learner"]["max_skipped"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    RunFolder(tmp_path).check(make_config())
+    RunFolder(tmp_path).check(RunFolder(tmp_path).load_config())
+    changed = make_config()
+    changed.learner.max_skipped = 11
+    with pytest.raises(ConfigError, match=r"learner\.max_skipped 10 -> 11"):
+        RunFolder(tmp_path).check(changed)
+    RunFolder(tmp_path).match(make_config())
+    assert json.loads((tmp_path / "config.json").read_text())["learner"]["max_skipped"] == 10
 
 
 def test_folder_of_something_else_is_refused(tmp_path: Path) -> None:

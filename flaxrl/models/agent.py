@@ -11,7 +11,10 @@ import jax.numpy as jnp
 
 from flaxrl import checks
 from flaxrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
+from flaxrl.errors import ConfigError
 from flaxrl.models.chunking import apply_in_chunks
+from flaxrl.models.cores import FeedForward
+from flaxrl.models.torsos import DTYPES
 from flaxrl.types import FIRST, ActContext, AgentInput, Array, Carry, Output
 
 
@@ -31,6 +34,9 @@ class Agent(nn.Module):
         torso_chunk: rows that the torso takes at once; None chooses (on for the convolutional torsos on a CPU, where
             it keeps them in cache), 0 never chunks.
         torso_recompute: each chunk is computed again in the backward pass: a third more time, a fraction of the memory.
+        dtype: computation dtype of torso and core, in place of their own ('bfloat16'); None leaves each its own.
+            Parameters, the recurrent state and all outputs are float32 whatever is chosen, and the head computes in
+            float32: it is small, and values and logits would lose most.
     """
 
     torso: nn.Module
@@ -42,9 +48,15 @@ class Agent(nn.Module):
     use_last_reward: bool = False
     torso_chunk: int | None = None
     torso_recompute: bool = False
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         checks.non_negative(self, "torso_chunk")
+        if self.dtype is not None:
+            checks.choice(self, "dtype", DTYPES)
+            for name in ("torso", "core"):
+                # A module is frozen; flax does the same in its own __post_init__.
+                object.__setattr__(self, name, _computing_in(getattr(self, name), self.dtype))
         super().__post_init__()
 
     def __call__(self, inputs: AgentInput, carry: Carry) -> tuple[Output, Carry]:
@@ -99,6 +111,17 @@ class Agent(nn.Module):
         if self.torso_chunk is None:
             return getattr(self.torso, "cpu_chunk", None) if jax.default_backend() == "cpu" else None
         return self.torso_chunk or None
+
+
+def _computing_in(module: Any, dtype: str) -> Any:
+    """A torso or core with `dtype`; one that computes nothing stays as it is."""
+    if isinstance(module, FeedForward) or getattr(module, "dtype", None) == dtype:
+        return module
+    if not hasattr(module, "dtype"):
+        raise ConfigError(
+            f"Agent.dtype = {dtype!r} needs a torso and a core that take it: {type(module).__name__} has no field dtype"
+        )
+    return module.clone(dtype=dtype)
 
 
 def encode_action(action: Array, spec: ActionSpec) -> Array:

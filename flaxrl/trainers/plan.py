@@ -83,10 +83,11 @@ class Plan:
         kinds = sorted({d.device_kind for d in devices})
         shape = " x ".join(f"{k}={v}" for k, v in self.mesh.shape.items())
         time = self.steps_per_update // self.source.batch_size
+        pieces = f" in {self.learner.accumulation} pieces" if self.learner.accumulation > 1 else ""
         return [
             f"devices       {len(devices)} x {', '.join(kinds)} (mesh {shape})",
             f"batch         T {time} x B {self.source.batch_size} = {self.steps_per_update:,} steps an update, "
-            f"{self.learner.epochs} epoch(s) x {self.learner.minibatches} minibatch(es)",
+            f"{self.learner.epochs} epoch(s) x {self.learner.minibatches} minibatch(es){pieces}",
             f"run           {self.total_updates:,} updates = {self.total_steps:,} steps, "
             f"{self.updates_per_call} update(s) a call",
             f"cadence       log {self._every(self.log.every)}, evaluation {self._every(self.eval.every)}, "
@@ -168,11 +169,13 @@ def _check_batch(plan: Plan, agent: Any) -> None:
     """Cross-field rules of the batch."""
     batch, devices = plan.source.batch_size, plan.mesh.size
     checks.divides(batch, devices, "envs", f"devices ({jax.default_backend()})")
-    minibatches = plan.learner.minibatches
-    if plan.loss.minibatch == "sequences":
-        checks.divides(batch // devices, minibatches, "sequences a device", "minibatches")
-    else:
-        checks.divides(plan.steps_per_update // devices, minibatches, "samples a device", "minibatches")
+    minibatches, accumulation = plan.learner.minibatches, plan.learner.accumulation
+    sequences = plan.loss.minibatch == "sequences"
+    rows, unit = (batch, "sequences") if sequences else (plan.steps_per_update, "samples")
+    checks.divides(rows // devices, minibatches, f"{unit} a device", "minibatches")
+    rows //= devices * minibatches
+    checks.divides(rows, accumulation, f"{unit} of a minibatch on a device", "pieces (learner.accumulation)")
+    if not sequences:
         carry = functools.partial(agent.init_with_output, batch_size=1, method="initial_carry")
         if jax.tree.leaves(jax.eval_shape(carry, jax.random.key(0))[0]):
             raise ConfigError(

@@ -19,6 +19,7 @@ from flaxrl import checks
 from flaxrl.configuration import MeshSettings
 from flaxrl.errors import ConfigError
 from flaxrl.losses.base import Unroll
+from flaxrl.trainers.accumulation import in_pieces
 from flaxrl.types import Array, Output, Params, PyTree
 
 AXES = ("data", "fsdp")
@@ -115,18 +116,21 @@ def over_batch(f: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any)
     return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def bind_unroll(agent: Any, variables: PyTree, mesh: Mesh) -> Unroll:
+def bind_unroll(agent: Any, variables: PyTree, mesh: Mesh, pieces: int = 1) -> Unroll:
     """The model as losses call it: `unroll(params, batch, rngs) -> Output`.
 
     Args:
         agent: the Linen module.
         variables: Linen collections other than params.
         mesh: B is split over all of it; parameters enter whole (gathered once under fsdp).
+        pieces: each shard runs the model over its rows of B in as many pieces, see `accumulation.in_pieces`.
     """
 
     def local(params: Params, variables: PyTree, inputs: PyTree, carry: PyTree, rngs: dict[str, Array]) -> Output:
-        carry = jax.tree.map(lambda x: x[0], carry)
-        return agent.apply({"params": params, **variables}, inputs, carry, rngs=fold_shard(rngs))[0]
+        def apply(inputs: PyTree, carry: PyTree, rngs: dict[str, Array]) -> Output:
+            return agent.apply({"params": params, **variables}, inputs, carry, rngs=rngs)[0]
+
+        return in_pieces(apply, pieces, inputs, jax.tree.map(lambda x: x[0], carry), fold_shard(rngs))
 
     batch = batch_spec()
     mapped = over_batch(local, mesh, (P(), P(), batch, batch, P()), batch)

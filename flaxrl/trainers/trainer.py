@@ -172,12 +172,13 @@ class Trainer:
         agent, mesh = self.agent, plan.mesh
         update = make_update(
             plan.loss,
-            lambda variables: bind_unroll(agent, variables, mesh),
+            lambda variables, pieces=1: bind_unroll(agent, variables, mesh, pieces),
             mesh,
             learning_rate=plan.optimizer.learning_rate_at,
             progress=plan.progress,
             epochs=plan.learner.epochs,
             minibatches=plan.learner.minibatches,
+            accumulation=plan.learner.accumulation,
             target_period=plan.learner.target_period,
         )
         shardings = jax.tree.map(lambda x: x.sharding, self.state)

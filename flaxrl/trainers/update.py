@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -39,13 +40,14 @@ class Update(Protocol):
 
 def make_update(
     loss: Loss,
-    bind_unroll: Callable[[PyTree], Unroll],
+    bind_unroll: Callable[..., Unroll],
     mesh: Mesh,
     *,
     learning_rate: Callable[[Array], Array],
     progress: Callable[[Array], Array],
     epochs: int = 1,
     minibatches: int = 1,
+    accumulation: int = 1,
     target_period: int | None = None,
 ) -> Update:
     """Builds the update.
@@ -55,21 +57,24 @@ def make_update(
 
     Args:
         loss: scores a batch.
-        bind_unroll: the state's variables -> the model's unroll.
+        bind_unroll: the state's variables -> the model's unroll; takes `pieces` too, where `accumulation` is used.
         mesh: B is split over it; minibatches are drawn inside each shard.
         learning_rate: by progress, set once an iterate.
         progress: of `state.updates`, the fraction of the run done.
         epochs: passes over the trajectory.
         minibatches: parts of a pass.
+        accumulation: pieces that the model runs over a minibatch in, one after another, within each shard. For memory:
+            loss, gradient, metrics and priorities are those of the whole minibatch.
         target_period: optimizer steps between copies to the target network; None never copies.
 
     Returns:
         A pure function, to be jitted by its caller.
     """
     shuffle = _Shuffle(mesh, minibatches, loss.minibatch)
+    bind = functools.partial(bind_unroll, pieces=accumulation) if accumulation > 1 else bind_unroll
 
     def gradient_step(state: TrainState, batch: Any, key: Array) -> tuple[TrainState, UpdateOutput]:
-        unroll = bind_unroll(state.variables)
+        unroll = bind(state.variables)
         rngs = {name: jax.random.fold_in(key, i) for i, name in enumerate(RNG_STREAMS)}
         (value, out), grads = jax.value_and_grad(
             lambda params: loss(unroll, params, state.target_params, batch, rngs), has_aux=True
@@ -79,7 +84,7 @@ def make_update(
     def update(state: TrainState, trajectory: Trajectory, key: Array) -> tuple[TrainState, UpdateOutput]:
         rate = learning_rate(progress(state.updates))
         state = state.replace(opt_state=set_learning_rate(state.opt_state, rate))
-        prepared = loss.prepare(bind_unroll(state.variables), state, trajectory.sanitized())
+        prepared = loss.prepare(bind(state.variables), state, trajectory.sanitized())
         batch = jax.lax.stop_gradient(prepared)
         if epochs * minibatches == 1 and not shuffle.steps:
             state, out = gradient_step(state, batch, key)

@@ -11,6 +11,7 @@ import numpy as np
 from flaxrl.build import build, config_for
 from flaxrl.configuration import MeshSettings
 from flaxrl.envs.spec import ArraySpec, Discrete, EnvSpec
+from flaxrl.losses.base import Loss
 from flaxrl.losses.vtrace import VTrace
 from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.setup import init_state
@@ -22,6 +23,7 @@ VECTOR = EnvSpec(ArraySpec((4,)), Discrete(3))
 IMAGE = EnvSpec(ArraySpec((10, 10, 4), np.uint8), Discrete(3))
 KERNELS = ((r"kernel", "fsdp"),)
 TOTAL_UPDATES = 100
+VTRACE = VTrace()
 
 
 def make_agent(spec: EnvSpec = VECTOR, core: str = "lstm", **fields: Any) -> Any:
@@ -61,14 +63,15 @@ def learner(
     data: int = 1,
     fsdp: int = 1,
     rules: tuple = KERNELS,
+    loss: Loss = VTRACE,
     **settings: Any,
 ) -> tuple[Any, Any, Any]:
-    """First state, the jitted V-trace update as a Trainer runs it (donation included), and the mesh."""
+    """First state, the jitted update as a Trainer runs it (donation included), and the mesh."""
     mesh_settings, mesh = mesh_of(data, fsdp, rules)
     state = init_state(agent, spec, optimizer, mesh_settings, mesh, seed=0, target=False)
     update = make_update(
-        VTrace(),
-        lambda variables: bind_unroll(agent, variables, mesh),
+        loss,
+        lambda variables, pieces=1: bind_unroll(agent, variables, mesh, pieces),
         mesh,
         learning_rate=optimizer.learning_rate_at,
         progress=progress,

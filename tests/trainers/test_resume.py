@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from absl import logging
 
 from flaxrl import ConfigError, Trainer
-from tests.small_runs import STEPS, assert_same, every, host_config, rows, saved_steps, small_config, train
-
-
-class Stopped(Trainer):
-    """Does something after its `at`-th update."""
-
-    def __init__(self, config: Any, workdir: Path, at: int, act: Callable[[], None]):
-        super().__init__(config, workdir)
-        self.at, self.act = at, act
-
-    def _call(self) -> None:
-        super()._call()
-        if self.updates == self.at:
-            self.act()
-
-
-def terminate() -> None:
-    signal.raise_signal(signal.SIGTERM)
+from tests.small_runs import (
+    STEPS,
+    Stopped,
+    assert_same,
+    every,
+    host_config,
+    rows,
+    saved_steps,
+    small_config,
+    stop,
+    train,
+)
 
 
 def crash() -> None:
     raise OSError("as if killed")
-
-
-def stop(config: Any, workdir: Path, at: int) -> None:
-    """A run that SIGTERM ends after `at` updates."""
-    Stopped(config, workdir, at, terminate).run()
-    assert saved_steps(workdir)[-1] == at * STEPS
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Meshes, where a state lies, and what a sharded update computes and moves."""
+"""Meshes, where a state lies, and what a sharded update computes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from collectives import collectives
 from flax import struct
 from jax.sharding import PartitionSpec as P
 from learner_setups import (
-    IMAGE,
-    KERNELS,
     VECTOR,
     assert_close,
     host,
@@ -152,64 +149,3 @@ def test_devices_change_neither_loss_nor_gradient(layout, single):
 @pytest.mark.parametrize("layout", ["data", "fsdp"])
 def test_devices_do_not_change_training(layout, single):
     assert_close(_adam(**LAYOUTS[layout]), single[1], 1e-5)
-
-
-# -- what it moves -----------------------------------------------------------------------------------------------------
-
-BATCH, TIME = 16, 8
-SPECS = {"lstm": VECTOR, "convolution": IMAGE}
-
-
-def _text(function, *args):
-    text = function.lower(*args).compile().as_text()
-    assert text is not None
-    return text
-
-
-def _compiled(spec, minibatches=1, **layout):
-    agent = make_agent(spec, core="lstm" if spec is VECTOR else "feed_forward")
-    state, update, mesh = learner(agent, spec, ADAM, minibatches=minibatches, **layout)
-    batch = made_up_trajectory(agent, spec, mesh, TIME, BATCH)
-    size = sum(x.size for x in jax.tree.leaves(state.params))
-    return collectives(_text(update, state, batch, key())), size
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_data_mesh_reduces_the_gradient_once(name):
-    found, parameters = _compiled(SPECS[name], data=4)
-    assert {c.kind for c in found} == {"all-reduce"}
-    assert all(c.depth == 0 for c in found), "a collective inside a loop"
-    moved = sum(sum(c.sizes) for c in found)
-    # Every parameter once, and a few scalars: sums and counts of means.
-    assert parameters <= moved <= parameters + 64, found
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_fsdp_mesh_moves_nothing_in_loops_and_no_batch(name):
-    found, parameters = _compiled(SPECS[name], data=2, fsdp=2, rules=KERNELS)
-    assert {"all-gather"} <= {c.kind for c in found}
-    assert all(c.depth == 0 for c in found), "a collective inside a loop"
-    moved = {kind: sum(sum(c.sizes) for c in found if c.kind == kind) for kind in {c.kind for c in found}}
-    assert moved.pop("all-gather") <= parameters, found
-    # Whether the gradient is reduced whole or scattered is the compiler's choice.
-    assert sum(moved.values()) <= parameters + 64, found
-
-
-def test_each_minibatch_reduces_the_gradient_once():
-    found, parameters = _compiled(VECTOR, minibatches=2, data=4)
-    assert {c.kind for c in found} == {"all-reduce"}
-    # All in the loop over minibatches, with the sums of the means: none in the model's loop over time.
-    assert len({c.depth for c in found}) == 1, found
-    moved = sum(sum(c.sizes) for c in found)
-    assert parameters <= moved <= parameters + 64, found
-
-
-def test_the_reader_sees_collectives_in_loops():
-    mesh = mesh_of(4)[1]
-
-    def body(x):
-        return jax.lax.scan(lambda c, _: (jax.lax.psum(c, ("data", "fsdp")) * 0.5, None), x, None, length=3)[0]
-
-    mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(("data", "fsdp")), out_specs=P(), check_vma=False))
-    found = collectives(_text(mapped, jnp.ones((8, 5))))
-    assert [(c.kind, c.sizes, c.depth) for c in found] == [("all-reduce", (10,), 1)]

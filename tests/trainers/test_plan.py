@@ -1,0 +1,42 @@
+"""Rules between fields, checked before anything compiles: what does not fit the devices or the model is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flaxrl import ConfigError, config_for
+from flaxrl.trainers.plan import check
+from tests.small_runs import host_config, small_config
+
+
+def with_envs(num_envs: int, host: bool = False, **fields: Any) -> Any:
+    """A run of that many envs on all four devices."""
+    make = host_config if host else small_config
+    config = make(1, mesh=config_for("mesh"), **fields)
+    config.source.num_envs = num_envs
+    return config
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_envs_must_split_over_devices(host: bool) -> None:
+    with pytest.raises(ConfigError, match=r"6 envs do not split into 4 devices \(cpu\): 6 % 4 = 2; nearest: 4 or 8"):
+        check(with_envs(6, host))
+    plan = check(with_envs(8, host))
+    assert plan.mesh.size == 4 and "T 4 x B 8 = 32 steps an update" in plan.lines()[1]
+
+
+def test_minibatches_must_split_what_a_device_has() -> None:
+    learner = config_for("learner", minibatches=3)
+    with pytest.raises(ConfigError, match=r"2 sequences a device do not split into 3 minibatches: 2 % 3 = 2"):
+        check(with_envs(8, learner=learner))
+    steps = config_for("surrogate:Surrogate")
+    with pytest.raises(ConfigError, match=r"8 samples a device do not split into 3 minibatches: 8 % 3 = 2; nearest: 6"):
+        check(with_envs(8, learner=learner, loss=steps))
+    check(with_envs(12, learner=learner, loss=steps))
+
+
+def test_single_steps_are_nothing_to_a_recurrent_agent() -> None:
+    with pytest.raises(ConfigError, match=r"Surrogate shuffles single steps, which a recurrent agent cannot"):
+        check(with_envs(8, loss=config_for("surrogate:Surrogate"), core=config_for("gru")))
