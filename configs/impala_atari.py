@@ -23,19 +23,19 @@ def get_config(game: str = "pong"):
             policy=config_for("sampled"),
         ),
         loss=config_for(
-            "vtrace", discount=0.99, baseline_cost=0.25, entropy_cost=0.002, lambda_=0.95, max_abs_reward=1.0
+            "vtrace", discount=0.99, baseline_cost=0.1, entropy_cost=0.002, lambda_=0.95, max_abs_reward=1.0
         ),
         optimizer=config_for(
             "optimizer",
             algorithm="adam",
-            learning_rate=7e-4,
+            learning_rate=5e-4,
             schedule="linear",
             final_fraction=0.1,
             max_grad_norm=0.5,
             args={"eps": 1e-5},
         ),
         source=config_for("actor_threads", num_envs=32, unroll_length=20, threads=1, prefetch=0),
-        learner=config_for("learner", minibatches=8),
+        learner=config_for("learner", epochs=2, minibatches=4),
         log=config_for("log", every=10_000),
         eval=config_for("eval", every=250_000, episodes=10),
         checkpoint=config_for("checkpoint", every=50_000),
