@@ -63,7 +63,7 @@ def resumed(output: Path) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_twenty_kills(tmp_path: Path) -> None:
     cache, output, workdir = tmp_path / "cache", tmp_path / "output.txt", tmp_path / "killed"
     began = time.monotonic()
@@ -71,14 +71,14 @@ def test_twenty_kills(tmp_path: Path) -> None:
     while whole.poll() is None and not saved(tmp_path / "whole"):
         time.sleep(0.05)
     ready = time.monotonic() - began  # with compilation: an upper bound of the later starts'
-    assert whole.wait(300) == 0, output.read_text()
+    assert whole.wait(900) == 0, output.read_text()
     moments, report = random.Random(11), []
     for number in range(KILLS):
         before = saved(workdir)
         process = start(workdir, cache, output)
         # Half of them at any time since the start, half of them once it has saved again: set up, training, saving.
         if number % 2:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 600
             while saved(workdir) <= before and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(moments.uniform(0, 1))
@@ -92,7 +92,7 @@ def test_twenty_kills(tmp_path: Path) -> None:
         report.append((before, began_at, saved(workdir)))
     assert sum(began_at is not None and began_at > 0 for _, began_at, _ in report) >= KILLS // 4, report
     last = start(workdir, cache, output)
-    assert last.wait(300) == 0, output.read_text()
+    assert last.wait(900) == 0, output.read_text()
     assert resumed(output) == report[-1][-1]
     steps = [row["step"] for row in rows(workdir)]
     assert steps == sorted(set(steps)) == list(range(EVERY, TOTAL + 1, EVERY))
