@@ -6,7 +6,9 @@ import atexit
 import importlib.util
 import os
 import re
+import socket
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from flaxrl.trainers.peers import Peers
 
 _HEARTBEAT_S = 60  # jax's own watch; that of `trainers.peers` is sooner, and says it in one line
+_REACH_S = 300.0
 _peers: Peers | None = None
 
 
@@ -40,6 +43,8 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
     import jax
 
     if not jax.distributed.is_initialized():
+        if coordinator is not None and process_id is not None:
+            _reach(coordinator, process_id)
         # Its handler of SIGTERM would take the place of the run's; `trainers.peers` agrees on where to stop, for SIGINT
         # and during evaluations too.
         jax.config.update("jax_enable_preemption_service", False)
@@ -51,6 +56,28 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
                 raise ConfigError("connect must come before anything asks jax for a device") from error
             raise TrainingError(f"the processes of this run could not be connected: {reason}") from error
     current()
+
+
+def _reach(coordinator: str, process_id: int) -> None:
+    """Finds out what would end jax, or make it wait without a word: a port in use, a process 0 that is not there."""
+    host, _, port = coordinator.rpartition(":")
+    if process_id == 0:
+        try:
+            with socket.create_server(("", int(port))):
+                return
+        except OSError as error:
+            raise ConfigError(f"--coordinator={coordinator}: cannot listen on port {port}: {error.strerror}") from error
+    deadline = time.monotonic() + _REACH_S
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TrainingError(
+                    f"process 0 did not answer at --coordinator={coordinator} for {_REACH_S:g} s: {error}"
+                ) from error
+        time.sleep(0.5)
 
 
 def current() -> Peers:

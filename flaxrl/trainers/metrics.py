@@ -48,8 +48,8 @@ def _add(x: Pairs, y: Pairs) -> Pairs:
 def _added(parts: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     """Pairs of several processes as one; a name may be missing in some."""
     names = sorted(set().union(*parts))
-    zero = (0.0, 0.0)
-    return {name: tuple(sum(p.get(name, zero)[i] for p in parts) for i in (0, 1)) for name in names}
+    told = {name: [part[name] for part in parts if name in part] for name in names}
+    return {name: (sum(total for total, _ in pairs), sum(count for _, count in pairs)) for name, pairs in told.items()}
 
 
 class MetricsBuffer:

@@ -261,7 +261,7 @@ def _difference(configs: list[dict[str, Any]]) -> str | None:
     for i, config in enumerate(map(flatten, configs)):
         differing = sorted(k for k in first.keys() | config.keys() if first.get(k) != config.get(k))
         if differing:
-            return f"process {i} has another config than process 0: {', '.join(differing)} differ"
+            return f"process {i} was given another config than process 0; they differ in {', '.join(differing)}"
     return None
 
 
