@@ -2,6 +2,7 @@
 
     python main.py --config=configs/FILE.py[:ARGUMENT] [--config.loss.discount=0.99 ...] [--workdir=FOLDER]
     python main.py --mode=eval --workdir=FOLDER [--config.eval.episodes=100]
+    python main.py --config=... --coordinator=HOST:PORT --num_processes=N --process_id=I    # once for each I < N
 
 Every field of the config can be set as --config.BLOCK.FIELD=VALUE: None switches an optional field off, tuples are
 written 128,128. A training run that was interrupted goes on when the same command is given with its --workdir.
@@ -20,6 +21,9 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; default runs/<config>/<date-time>.")
 _MODE = flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate the run in --workdir.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where several processes train.")
+_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many they are.")
+_PROCESS = flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
 
 
 def main(argv: list[str]) -> None:
@@ -27,6 +31,7 @@ def main(argv: list[str]) -> None:
     if _MODE.value == "eval" and _WORKDIR.value is None:
         raise app.UsageError("--mode=eval needs --workdir, the folder of the run to evaluate")
     config = cli.load_config(_CONFIG.value, _WORKDIR.value, overrides=argv[1:])
+    cli.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, train=_MODE.value == "train")
     workdir = _WORKDIR.value or cli.new_workdir(config_flags.get_config_filename(flags.FLAGS["config"]))
     cli.check(config, workdir, train=_MODE.value == "train")
 

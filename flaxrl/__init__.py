@@ -28,6 +28,7 @@ from flaxrl.types import (
 )
 
 if TYPE_CHECKING:
+    from flaxrl.processes import connect
     from flaxrl.trainers.loading import LoadedAgent, load
     from flaxrl.trainers.trainer import Trainer
 
@@ -57,6 +58,7 @@ __all__ = [
     "Trajectory",
     "Unroll",
     "config_for",
+    "connect",
     "load",
     "losses",
     "masked_mean",
@@ -67,6 +69,7 @@ _LAZY = {
     "Trainer": "flaxrl.trainers.trainer",
     "load": "flaxrl.trainers.loading",
     "LoadedAgent": "flaxrl.trainers.loading",
+    "connect": "flaxrl.processes",
 }
 
 

@@ -18,14 +18,14 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import config_dict
 
-from flaxrl import checks
+from flaxrl import checks, processes
 from flaxrl.build import Config
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.overrides import apply as apply_overrides
 from flaxrl.run_folder import RunFolder, check_values
 from flaxrl.trainers.writers import plain as plain_metrics
 
-_OWN_FLAGS = ("config", "workdir", "mode", "help")
+_OWN_FLAGS = ("config", "workdir", "mode", "coordinator", "num_processes", "process_id", "help")
 
 
 def run(main: Callable[[list[str]], Any], argv: list[str] | None = None) -> None:
@@ -55,15 +55,16 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, app.UsageError) as error:
-        _exit(str(error), 2)
+        _exit(error, str(error), 2)
     except TrainingError as error:
-        _exit(str(error), 1)
-    except KeyboardInterrupt:
-        _exit("interrupted", 130)
+        _exit(error, str(error), 1)
+    except KeyboardInterrupt as error:
+        _exit(error, "interrupted", 130)
 
 
-def _exit(message: str, code: int) -> None:
+def _exit(error: BaseException, message: str, code: int) -> None:
     print("error: " + " ".join(message.split()), file=sys.stderr)
+    processes.fail(error)
     sys.exit(code)
 
 
@@ -209,6 +210,19 @@ def load_config(config: Config, workdir: str | None, overrides: Sequence[str]) -
     return config
 
 
+def connect(coordinator: str | None, num_processes: int | None, process_id: int | None, train: bool) -> None:
+    """Joins the other processes of the run, where the flags or a launcher say that there are some.
+
+    Raises:
+        ConfigError: flags that do not fit together.
+        TrainingError: the others could not be reached.
+    """
+    if train:
+        processes.connect(coordinator, num_processes, process_id)
+    elif (coordinator, num_processes, process_id) != (None, None, None):
+        raise ConfigError("--mode=eval runs in one process; leave out --coordinator, --num_processes and --process_id")
+
+
 def check(config: Config, workdir: str, train: bool = True) -> None:
     """Everything that can be refused before anything heavy is imported or compiled.
 
@@ -228,7 +242,7 @@ def check(config: Config, workdir: str, train: bool = True) -> None:
 
 
 def new_workdir(config_path: str, root: str = "runs") -> str:
-    """A folder for a new run: root/<config file>[-<argument>]/<date-time>, not there yet."""
+    """A folder for a new run: root/<config file>[-<argument>]/<date-time>, not there yet; process 0 names it."""
     file, _, argument = config_path.partition(":")
     name = Path(file).stem + ("-" + re.sub(r"[^\w.=-]+", "_", argument) if argument else "")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -236,7 +250,7 @@ def new_workdir(config_path: str, root: str = "runs") -> str:
     while os.path.exists(folder):
         count += 1
         folder = os.path.join(root, name, f"{stamp}-{count}")
-    return folder
+    return processes.from_first(folder)
 
 
 def table(metrics: dict[str, Any]) -> str:

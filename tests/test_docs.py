@@ -132,7 +132,8 @@ def test_commands_parse_and_check(page: str, line: str, monkeypatch: pytest.Monk
     config = _load(path).get_config(*([argument] if argument else []))
     overrides.apply(config, [f"{k.removeprefix('config.')}={v}" for k, v in flags.items() if k.startswith("config.")])
     plan.check(config)
-    assert {k for k in flags if not k.startswith("config.")} <= {"workdir", "mode"}
+    own = {"workdir", "mode", "coordinator", "num_processes", "process_id"}
+    assert {k for k in flags if not k.startswith("config.")} <= own
 
 
 def test_the_readme_has_the_two_commands_and_ci_runs_its_tests():

@@ -16,6 +16,7 @@ from flaxrl import checks
 from flaxrl.envs.base import HostEnv
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.trainers.actor import Act, Actor, Unrolled
+from flaxrl.trainers.peers import settle
 from flaxrl.trainers.sharding import replicated, to_global
 from flaxrl.trainers.source import Runtime, Source, SourceStopped
 from flaxrl.types import Array, Metrics, PyTree, TrainState, Trajectory
@@ -146,6 +147,7 @@ class ActorThreads(Source):
 
     def _publish(self, state: TrainState) -> None:
         published = _Published(self._copy({"params": state.params, **state.variables}), self._updates)
+        settle(published.model)
         self._recent = (*self._recent[-1 - self.prefetch :], published)
 
     def _take(self, thread: int) -> Unrolled:
@@ -252,5 +254,6 @@ def _joined(parts: list[Unrolled]) -> Metrics:
         for name, (total, count) in part.metrics.items():
             seen = metrics.get(name, (0.0, 0.0))
             metrics[name] = (seen[0] + total, seen[1] + count)
-    metrics["actor/episodes"] = (metrics["actor/episodes"][0], 1.0)  # of an update, however many threads play
+    # Of an update, however many threads and processes play.
+    metrics["actor/episodes"] = (metrics["actor/episodes"][0], 1.0 if jax.process_index() == 0 else 0.0)
     return metrics

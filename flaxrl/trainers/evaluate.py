@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from flaxrl.build import build
 from flaxrl.configuration import EvalSettings
@@ -16,7 +18,9 @@ from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv
 from flaxrl.envs.spec import env_action
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
+from flaxrl.trainers.peers import settle
 from flaxrl.trainers.setup import act_context, env_factory
+from flaxrl.trainers.sharding import replicated
 from flaxrl.types import LAST, Array, PyTree
 
 MAX_STEPS = 108_000
@@ -138,6 +142,23 @@ class Evaluator:
             if finished.all():
                 break
         return returns, lengths, finished
+
+
+def held_here(tree: PyTree, mesh: Mesh) -> PyTree:
+    """`tree` for a program of this process alone: whole copies on one of its devices; as it is in a run of one process.
+
+    With several processes all call it, since parameters that are split are gathered.
+    """
+    if jax.process_count() == 1:
+        return tree
+    copies = _replicate(tree, mesh)
+    settle(copies)
+    return jax.tree.map(lambda x: x.addressable_data(0), copies)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _replicate(tree: PyTree, mesh: Mesh) -> PyTree:
+    return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
 def evaluate_workdir(workdir: str | Path, config: Any = None, which: str = "latest") -> dict[str, float]:

@@ -6,6 +6,9 @@ over several updates weighs each by what it saw, and an update that saw nothing 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +45,13 @@ def _add(x: Pairs, y: Pairs) -> Pairs:
     return jax.tree.map(jnp.add, x, y)
 
 
+def _added(parts: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Pairs of several processes as one; a name may be missing in some."""
+    names = sorted(set().union(*parts))
+    told = {name: [part[name] for part in parts if name in part] for name in names}
+    return {name: (sum(total for total, _ in pairs), sum(count for _, count in pairs)) for name, pairs in told.items()}
+
+
 class MetricsBuffer:
     """Sums metrics on the device; `read` gives their means and starts anew."""
 
@@ -65,9 +75,14 @@ class MetricsBuffer:
             added = _add({k: self._device[k] for k in both}, {k: pairs[k] for k in both}) if both else {}
             self._device = self._device | pairs | added
 
-    def read(self) -> dict[str, float]:
-        """Means since the last read, by name; metrics that counted nothing are left out."""
-        pairs = {**jax.device_get(self._device), **self._host}
+    def read(self, agree: Callable[[Any, Callable[[list[Any]], Any]], Any] | None = None) -> dict[str, float]:
+        """Means since the last read, by name; metrics that counted nothing are left out.
+
+        Args:
+            agree: `Peers.agree` of a run in several processes, whose host numbers are added up; None has one.
+        """
+        host = self._host if agree is None else agree(self._host, _added)
+        pairs = {**jax.device_get(self._device), **host}
         self._device, self._host = {}, {}
         means = {k: float(np.float64(total) / count) for k, (total, count) in pairs.items() if count > 0}
         return dict(sorted(means.items()))

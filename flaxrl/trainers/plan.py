@@ -165,9 +165,22 @@ def _learner_devices(source: Source) -> list[Any]:
     return devices
 
 
+def _check_processes(mesh: Mesh) -> None:
+    """Each process has the same share of the mesh, so of the batch."""
+    shares = [0] * jax.process_count()
+    for device in mesh.devices.flatten():
+        shares[device.process_index] += 1
+    if len(set(shares)) > 1:
+        shape = ", ".join(f"mesh.{k} = {v}" for k, v in mesh.shape.items())
+        raise ConfigError(
+            f"{shape} takes {shares} devices of the {len(shares)} processes; it must take as many of each"
+        )
+
+
 def _check_batch(plan: Plan, agent: Any) -> None:
     """Cross-field rules of the batch."""
     batch, devices = plan.source.batch_size, plan.mesh.size
+    _check_processes(plan.mesh)
     checks.divides(batch, devices, "envs", f"devices ({jax.default_backend()})")
     minibatches, accumulation = plan.learner.minibatches, plan.learner.accumulation
     sequences = plan.loss.minibatch == "sequences"

@@ -16,7 +16,7 @@ from flaxrl.envs.base import AutoReset, AutoResetState, JaxEnv
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
-from flaxrl.trainers.sharding import AXES, batch_spec, over_batch
+from flaxrl.trainers.sharding import AXES, batch_spec, over_batch, replicated
 from flaxrl.trainers.source import Runtime, Source
 from flaxrl.types import LAST, ActContext, AgentInput, Array, Carry, Metrics, Timestep, TrainState, Trajectory
 
@@ -91,6 +91,7 @@ class JaxRollout(Source):
             )
         self._envs, self._agent, self._mesh = AutoReset(env), runtime.agent, runtime.mesh
         self._progress = runtime.progress
+        self._gather = jax.jit(jnp.copy, out_shardings=replicated(runtime.mesh))
 
     def init(self, state: TrainState, key: Array) -> RolloutData:
         """Fresh envs, sharded over B."""
@@ -162,7 +163,8 @@ class JaxRollout(Source):
         """Raises TrainingError where an env had no legal action although its episode went on."""
         if not self._envs.spec.action_mask:
             return
-        fault = jax.device_get(data.fault)
+        # Every process reads the faults of all, so that all end of the same one.
+        fault = jax.device_get(self._gather(data.fault))
         bad = (fault[:, 0] >= 0).nonzero()[0]
         if len(bad):
             found = [(int(fault[env, 0]), int(fault[env, 1]), int(env)) for env in bad]

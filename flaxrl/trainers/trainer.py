@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from clu import parameter_overview
 
-from flaxrl import run_folder
+from flaxrl import processes, run_folder
 from flaxrl.envs.base import HostEnv
 from flaxrl.errors import TrainingError
+from flaxrl.trainers.announcement import announcement
 from flaxrl.trainers.checkpoint import Checkpointer
-from flaxrl.trainers.evaluate import EvaluationStopped, Evaluator
+from flaxrl.trainers.evaluate import EvaluationStopped, Evaluator, held_here
 from flaxrl.trainers.interrupt import Interrupt
 from flaxrl.trainers.metrics import MetricsBuffer, as_pairs, summed
+from flaxrl.trainers.peers import settle
 from flaxrl.trainers.plan import check
 from flaxrl.trainers.progress import Progress
 from flaxrl.trainers.setup import build_agent, env_factory, init_state, run_key
@@ -26,7 +29,7 @@ from flaxrl.trainers.sharding import bind_unroll
 from flaxrl.trainers.source import Data, Runtime, SourceStopped, iterate
 from flaxrl.trainers.update import make_update
 from flaxrl.trainers.writers import make_writers
-from flaxrl.types import Array, Metrics, TrainState
+from flaxrl.types import Array, Metrics, PyTree, TrainState
 
 
 class Trainer:
@@ -62,12 +65,15 @@ class Trainer:
             TrainingError: the run cannot go on; what was saved stays.
         """
         plan = self.plan = check(self.config)  # a source serves one run only
-        with Interrupt() as self._interrupt, contextlib.ExitStack() as self._resources:
+        peers = self._peers = processes.current()
+        with Interrupt() as interrupt, contextlib.ExitStack() as self._resources, peers.together():
+            peers.begin(lambda: interrupt.requested, run_folder.plain(self.config))
             self._set_up()
             done = self.updates >= plan.total_updates
-            if done and not self._folder.evaluated(self.steps):  # stopped in its last evaluation
+            # stopped in its last evaluation
+            if done and not peers.from_first(lambda: self._folder.evaluated(self.steps)):
                 self._evaluate()
-            while not done and not self._interrupt.requested:
+            while not done and not peers.stops_at(self.updates // plan.updates_per_call):
                 try:
                     self._call()
                 except SourceStopped:
@@ -77,20 +83,19 @@ class Trainer:
                     self._log()
                 if done or plan.due(plan.checkpoint.every, self.updates):
                     self._save()
-                if done or (plan.due(plan.eval.every, self.updates) and not self._interrupt.requested):
-                    self._evaluate()
+                if done or plan.due(plan.eval.every, self.updates):
+                    self._evaluate(even_if_stopped=done)
             if not done:
                 self._save()
             self._checkpointer.wait()
             if not done:
-                self.progress.print(
-                    f"{self._interrupt.requested}: saved at step {self.steps:,}; the same command goes on"
-                )
+                self.progress.print(f"{peers.stop_asked}: saved at step {self.steps:,}; the same command goes on")
+            peers.agree(None, lambda _: None)  # none leaves while another still saves
         return self.last_metrics
 
     def _stop(self) -> bool:
-        """Whether a signal asked the run to end."""
-        return self._interrupt.requested is not None
+        """Whether the run was told to end."""
+        return self._peers.stop_asked is not None
 
     # -- set up ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +121,9 @@ class Trainer:
         self._key = run_key(plan.seed, "training")
         self.source = plan.source
         resources.callback(self.source.close)
-        self.source.setup(Runtime(make_env, self.agent, plan.mesh, plan.seed, plan.progress, self._stop))
+        # One process's source cannot give up alone: the others' updates need its part of the batch.
+        stop = self._stop if self._peers.count == 1 else lambda: False
+        self.source.setup(Runtime(make_env, self.agent, plan.mesh, plan.seed, plan.progress, stop))
         self._checkpointer = Checkpointer(self.workdir / "checkpoints", plan.checkpoint.keep, plan.checkpoint.keep_best)
         resources.callback(self._checkpointer.close)
         self.data: Data = self.source.init(self.state, jax.random.fold_in(self._key, 2**31 - 1))
@@ -131,8 +138,11 @@ class Trainer:
         self._metrics = MetricsBuffer()
         self._run_call = self._make_call()
         self.last_metrics: dict[str, float] = {}
-        self.progress = Progress(plan.total_steps, self.spec.frame_skip, self.steps)
+        shown = contextlib.nullcontext(sys.stdout) if jax.process_index() == 0 else open(os.devnull, "w")  # noqa: SIM115
+        file = resources.enter_context(shown)
+        self.progress = Progress(plan.total_steps, self.spec.frame_skip, self.steps, file=file)
         resources.callback(self.progress.close)
+        self._peers.on_end = self.progress.close
         self._announce()
         self._clock, self._clock_updates = time.perf_counter(), self.updates
 
@@ -147,18 +157,8 @@ class Trainer:
         self.updates = int(restored.meta["updates"])
 
     def _announce(self) -> None:
-        self.progress.print(f"workdir       {self.workdir}")
-        for line in self.plan.lines():
+        for line in announcement(self.plan, self.workdir, self.spec, self.state):
             self.progress.print(line)
-        size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(self.state))
-        plan = self.plan
-        rows = (plan.steps_per_update + plan.source.batch_size) // plan.mesh.size
-        observation = sum(x.nbytes for x in jax.tree.leaves(self.spec.zeros()))
-        self.progress.print(
-            f"memory        a device: {size / 2**20:,.1f} MiB of parameters and optimizer state, "
-            f"{rows * observation / 2**20:,.1f} MiB of observations a batch"
-        )
-        self.progress.print(parameter_overview.get_parameter_overview(self.state.params, include_stats=False))
         if self.updates:
             self.progress.print(f"resumed at step {self.steps:,} (update {self.updates:,})")
         if self.updates >= self.plan.total_updates:
@@ -208,6 +208,7 @@ class Trainer:
         else:
             key = _fold_in(self._key, self.updates)
             self.state, self.data, metrics = iterate(self.source, self._run_call, self.state, self.data, key)
+        settle(self.state)
         self._metrics.add(metrics)
         self.updates += self.plan.updates_per_call
         self.progress.tick(self.steps)
@@ -216,7 +217,7 @@ class Trainer:
 
     def _log(self) -> None:
         """Reads the metrics (so waits for the device), writes and checks them."""
-        metrics = self._metrics.read()
+        metrics = self._metrics.read(self._peers.agree)
         now, updates = time.perf_counter(), self.updates - self._clock_updates
         rate = updates * self.plan.steps_per_update / max(now - self._clock, 1e-9)
         self._clock, self._clock_updates = now, self.updates
@@ -247,15 +248,12 @@ class Trainer:
                 f"learner.max_skipped = {settings.max_skipped}); the last good checkpoint stays"
             )
 
-    def _evaluate(self) -> None:
-        """Whole episodes on envs of its own; keeps the parameters where they are the best so far."""
-        if self._evaluator is None:
-            self._evaluator = self._make_evaluator()
-            self._resources.callback(self._evaluator.close)
+    def _evaluate(self, even_if_stopped: bool = True) -> None:
+        """Whole episodes on envs of its own, in process 0; keeps the parameters where they are the best so far."""
         started = time.perf_counter()
-        try:
-            metrics = self._evaluator.run(self.state.params, self.state.variables)
-        except EvaluationStopped:
+        model = held_here((self.state.params, self.state.variables), self.plan.mesh)
+        metrics = self._peers.from_first(lambda: self._played(model) if even_if_stopped or not self._stop() else None)
+        if metrics is None:
             return
         seconds = time.perf_counter() - started
         self._write(metrics | {"time/evaluation_seconds": seconds})
@@ -264,6 +262,16 @@ class Trainer:
         self._checkpointer.save_best(
             self.steps, self.state, self.source.snapshot(self.data), self._meta(), metrics["eval/return_mean"]
         )
+
+    def _played(self, model: tuple[PyTree, PyTree]) -> dict[str, float] | None:
+        """The evaluation's metrics; None where a signal broke it off."""
+        if self._evaluator is None:
+            self._evaluator = self._make_evaluator()
+            self._resources.callback(self._evaluator.close)
+        try:
+            return self._evaluator.run(*model)
+        except EvaluationStopped:
+            return None
 
     def _save(self) -> None:
         self._checkpointer.save(self.steps, self.state, self.source.snapshot(self.data), self._meta())

@@ -1,0 +1,285 @@
+"""One run in two processes: it is the run of one process, stops at one update, and ends as a whole."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from flaxrl import ConfigError, Trainer, TrainingError, config_for, processes
+from flaxrl.trainers.metrics import MetricsBuffer
+from flaxrl.trainers.peers import Peers
+from tests import process_runs
+from tests.process_runs import ROOT, STEPS, UPDATES, finish, start
+from tests.small_runs import rows, saved_steps, train
+
+CONFIG = """
+from tests.process_runs import config
+
+def get_config(kind):
+    return config(kind)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all runs of this file lie; programs are compiled once for them."""
+    made = tmp_path_factory.mktemp("processes")
+    (made / "exp.py").write_text(CONFIG)
+    return made
+
+
+def script(folder: Path, *kinds: str) -> list[subprocess.Popen]:
+    return start(["-m", "tests.process_runs", str(folder), *kinds], folder / "cache", ROOT)
+
+
+def command(folder: Path, kind: str, *flags: str) -> list[subprocess.Popen]:
+    arguments = [str(ROOT / "main.py"), f"--config=exp.py:{kind}", f"--workdir={kind}", *flags]
+    return start(arguments, folder / "cache", folder)
+
+
+# -- the same run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both(folder: Path) -> list[tuple[int, str, str]]:
+    """Two runs, one after the other, by a caller in Python: envs in JAX, and host envs in lock step."""
+    return finish(script(folder, "jax", "lock_step"))
+
+
+@pytest.mark.parametrize("kind", ["jax", "lock_step"])
+def test_two_processes_log_what_one_does(both: Any, folder: Path, tmp_path: Path, kind: str) -> None:
+    assert [status for status, _, _ in both] == [0, 0], both
+    train(process_runs.config(kind), tmp_path / "one")
+    found, expected = rows(folder / kind), rows(tmp_path / "one")
+    assert [row["step"] for row in found] == [2 * STEPS, 4 * STEPS, 6 * STEPS]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        values = {k: v for k, v in ours.items() if not k.startswith("time/") or k == "time/updates"}
+        assert values == pytest.approx({k: theirs[k] for k in values}, rel=1e-4, abs=1e-5)
+
+
+def test_only_process_0_prints_and_writes(both: Any, folder: Path) -> None:
+    (_, first, _), (_, second, _) = both
+    assert "devices       4 x cpu (mesh data=2 x fsdp=2)" in first and "100%" in first
+    assert second == ""
+    assert {p.name for p in (folder / "jax").iterdir()} == {
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "versions.json",
+    }
+    assert saved_steps(folder / "jax") == [2 * STEPS, 4 * STEPS, 6 * STEPS]
+
+
+@pytest.mark.parametrize("kind", ["jax", "lock_step"])
+def test_one_process_goes_on(both: Any, folder: Path, tmp_path: Path, kind: str) -> None:
+    shutil.copytree(folder / kind, tmp_path / kind)
+    config = process_runs.config(kind)
+    config.total_steps = (UPDATES + 2) * STEPS
+    config.mesh = config_for("mesh", data=1)
+    trainer = Trainer(config, tmp_path / kind)
+    trainer.run()
+    assert trainer.updates == UPDATES + 2
+    assert [row["step"] for row in rows(tmp_path / kind)] == [2 * STEPS, 4 * STEPS, 6 * STEPS, 8 * STEPS]
+
+
+# -- stopping and failing ------------------------------------------------------------------------------------------
+
+
+def test_sigterm_on_one_saves_on_all_at_the_same_update(folder: Path) -> None:
+    running = command(folder, "threads")
+    for _ in wait_for(folder / "threads" / "metrics.jsonl"):
+        assert all(process.poll() is None for process in running), finish(running)
+    running[1].send_signal(signal.SIGTERM)
+    (status_0, out, _), (status_1, silent, _) = finish(running)
+    assert (status_0, status_1, silent) == (0, 0, "")
+    step = saved_steps(folder / "threads")[-1]
+    assert f"SIGTERM in process 1: saved at step {step:,}; the same command goes on" in out
+    config = process_runs.config("threads")
+    config.total_steps, config.mesh = step + STEPS, config_for("mesh", data=1)
+    trainer = train(config, folder / "threads")
+    assert trainer.steps == step + STEPS
+
+
+def wait_for(path: Path, seconds: float = 240) -> Any:
+    """Yields until the file is there and has something in it."""
+    deadline = time.monotonic() + seconds
+    while not (path.is_file() and path.read_text()):
+        assert time.monotonic() < deadline, f"no {path.name} after {seconds} s"
+        yield time.sleep(0.1)
+
+
+def test_an_error_in_one_ends_all(folder: Path) -> None:
+    (status_0, _, error_0), (status_1, _, error_1) = finish(command(folder, "fails"))
+    assert (status_0, status_1) == (1, 1)
+    assert error_0.strip().splitlines()[-1] == "error: process 1 failed: RuntimeError: the emulator is on fire"
+    assert "Traceback" not in error_0
+    assert "RuntimeError: the emulator is on fire" in error_1 and "Traceback" in error_1
+
+
+def test_a_killed_process_ends_all(folder: Path) -> None:
+    (status_0, _, error_0), (status_1, _, _) = finish(script(folder, "killed"))
+    assert (status_0, status_1) == (1, -signal.SIGKILL)
+    assert "lost another process of this run: " in error_0 or "process 1 was not heard of for 10 s: " in error_0
+
+
+# -- the parts -----------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """What jax's client does with keys and values, for threads instead of processes."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        assert allow_overwrite or key not in self._values
+        self._values[key] = value
+
+    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
+        return [(k, v) for k, v in list(self._values.items()) if k.startswith(folder)]
+
+    def key_value_delete(self, key: str) -> None:
+        for k in [k for k in self._values if k == key or k.startswith(key + "/")]:
+            del self._values[k]
+
+    def blocking_key_value_get(self, key: str, timeout_ms: int) -> str:
+        deadline = time.monotonic() + timeout_ms / 1000
+        while key not in self._values:
+            if time.monotonic() > deadline:
+                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            time.sleep(0.001)
+        return self._values[key]
+
+
+def together(count: int, work: Callable[[Peers], Any]) -> list[Any]:
+    """What `work` gives in each of `count` processes, which are threads here."""
+    store = Store()
+    with ThreadPoolExecutor(count) as pool:
+        peers = [Peers(store, i, count) for i in range(count)]
+        found = list(pool.map(work, peers))
+        for each in peers:
+            each.close()
+    return found
+
+
+def test_all_stop_at_the_same_call_however_fast_they_are() -> None:
+    asked = threading.Event()
+
+    def work(peers: Peers) -> tuple[int, str | None]:
+        peers.begin(lambda: "SIGINT" if peers.index == 1 and asked.is_set() else None, {})
+        for call in itertools.count(7):
+            if peers.stops_at(call):
+                return call, peers.stop_asked
+            time.sleep(0.002 * (1 + peers.index))
+            if call == 20:
+                asked.set()
+        raise AssertionError
+
+    found = together(3, work)
+    assert len({call for call, _ in found}) == 1 and found[0][0] > 20
+    assert found[0][1] == "SIGINT in process 1"
+
+
+def test_a_second_run_is_not_stopped_by_the_first() -> None:
+    def work(peers: Peers) -> list[int]:
+        calls = []
+        for asked in (lambda: "SIGTERM", lambda: None):
+            peers.begin(asked, {})
+            calls.append(next(i for i in range(400) if peers.stops_at(i) or time.sleep(0.005) or i == 399))
+            peers.agree(None, lambda _: None)
+        return calls
+
+    (first, second), other = together(2, work)
+    assert [first, second] == other and first < 399 and second == 399
+
+
+def test_what_process_0_decides_all_know() -> None:
+    def work(peers: Peers) -> list[Any]:
+        sums = [peers.agree(round_ * (peers.index + 1), sum) for round_ in range(4)]
+        return [*sums, peers.from_first(lambda: {"a": peers.index, "b": 0.1})]
+
+    assert together(3, work) == 3 * [[0, 6, 12, 18, {"a": 0, "b": 0.1}]]
+
+
+def test_different_configs_are_refused_by_all() -> None:
+    def work(peers: Peers) -> str:
+        with pytest.raises(ConfigError) as caught:
+            peers.begin(lambda: None, {"seed": peers.index, "loss": {"name": "vtrace"}})
+        return str(caught.value)
+
+    assert together(2, work) == 2 * ["process 1 was given another config than process 0; they differ in seed"]
+
+
+def test_host_metrics_are_added_over_processes_whatever_their_names() -> None:
+    def work(peers: Peers) -> dict[str, float]:
+        buffer = MetricsBuffer()
+        buffer.add({"time/a_seconds": (2.0 + peers.index, 1.0)})
+        if peers.index == 1:  # an episode ended here alone
+            buffer.add({"actor/episode_return": (9.0, 3.0)})
+        return buffer.read(peers.agree)
+
+    assert together(2, work) == 2 * [{"actor/episode_return": 3.0, "time/a_seconds": 2.5}]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("host:1234", None, 0), "--num_processes is missing"),
+        ((None, 2, None), "--coordinator and --process_id is missing"),
+        (("host:1234", 0, 0), "--num_processes=0 must be >= 1"),
+        (("host:1234", 2, 2), "--process_id=2 must be 0 to 1"),
+        (("host", 2, 0), "--coordinator=host must be HOST:PORT, such as host:12345"),
+        (("host:70000", 2, 0), "must be HOST:PORT"),
+    ],
+)
+def test_flags_that_do_not_fit(given: tuple[Any, Any, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        processes.connect(*given)
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.create_server(("", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"--coordinator={address}: cannot listen on port"):
+            processes.connect(address, 2, 0)
+
+
+def test_a_process_0_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_REACH_S", 0.1)
+    with pytest.raises(TrainingError, match=r"process 0 did not answer at --coordinator=127\.0\.0\.1:\d+ for 0\.1 s"):
+        processes.connect(f"127.0.0.1:{process_runs.free_port()}", 2, 1)
+
+
+def test_one_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    processes.connect()
+    processes.connect("host:1", 1, 0)
+    assert not jax.distributed.is_initialized() and processes.current().count == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "several"),
+    [
+        ({}, False),
+        ({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, False),  # the batch script itself, or an interactive shell
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "n[1-2]"}, True),
+        ({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "n1"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),
+    ],
+)
+def test_launchers_are_recognised(environment: dict[str, str], several: bool) -> None:
+    assert processes._started_as_one_of_several(environment) is several
