@@ -115,6 +115,9 @@ def finish(processes: list[subprocess.Popen], timeout: float = 240) -> list[tupl
         for process in processes:
             process.kill()
             process.wait()
+            for stream in (process.stdout, process.stderr):
+                assert stream is not None
+                stream.close()
 
 
 def main(argv: list[str]) -> None:
