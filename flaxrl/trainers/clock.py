@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-
 _JOIN_S = 5.0
 
 
