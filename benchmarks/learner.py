@@ -1,6 +1,6 @@
 """How fast the learner is: each torso against its plain `nn.Conv` twin and against this machine's matrix product.
 
-    python benchmarks/learner.py [--torsos nature resnet] [--cores feed_forward lstm] [--profile FOLDER]
+    python -m benchmarks.learner [--torsos nature resnet] [--cores feed_forward lstm] [--profile FOLDER]
 
 An update is what a run's learner does with one batch of made-up frames: V-trace, gradient, Adam. A batch of unroll T
 and B envs is (T + 1) x B rows. Ours and the twin take turns, so that what else the machine does meets both. The ceiling
@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from report import Rate, print_json, print_table, rate_of, trace
-from twins import FORWARD_FLOPS, TWINS
 
+from benchmarks.report import Rate, print_json, print_table, rate_of, trace
+from benchmarks.twins import FORWARD_FLOPS, TWINS
 from flaxrl.configuration import MeshSettings
 from flaxrl.envs.spec import ArraySpec, Discrete, EnvSpec
 from flaxrl.losses.vtrace import VTrace

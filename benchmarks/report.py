@@ -1,15 +1,18 @@
-"""What the benchmarks share: timing, a table, one JSON line at the end, a trace."""
+"""What the benchmarks share: timing, a table, one JSON line at the end, a trace, reading a config."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import runpy
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+
+from flaxrl.overrides import apply
 
 
 class Rate(NamedTuple):
@@ -87,3 +90,19 @@ def trace(folder: str | None) -> Iterator[None]:
         return
     with jax.profiler.trace(folder):
         yield
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> Any:
+    """The config of FILE.py or FILE.py:ARGUMENT, with '--config.a.b=value' arguments applied.
+
+    Raises:
+        ConfigError: an override that does not fit.
+        SystemExit: an argument that is none.
+    """
+    file, _, argument = path.partition(":")
+    config = runpy.run_path(file)["get_config"](*([argument] if argument else []))
+    for text in overrides:
+        if not text.startswith("--config."):
+            raise SystemExit(f"error: {text!r} is unknown; fields of the config are set as --config.FIELD=VALUE")
+    apply(config, [text.removeprefix("--config.") for text in overrides])
+    return config

@@ -14,6 +14,7 @@ import numpy as np
 
 from flaxrl import checks
 from flaxrl.envs.base import EnvState, JaxEnv
+from flaxrl.envs.deferred import defer
 from flaxrl.envs.spec import ArraySpec, Box, Discrete, EnvSpec
 from flaxrl.errors import ConfigError
 from flaxrl.types import Array, PyTree
@@ -109,6 +110,8 @@ class Gymnax(JaxEnv):
 
 
 def _import_registration() -> ModuleType:
+    # Gymnax imports them to draw games, which no run does; with what they import they are most of its import time.
+    defer("seaborn", "matplotlib.pyplot")
     try:
         from gymnax import registration
     except ModuleNotFoundError as error:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from flaxrl.envs.base import HostEnv
-from flaxrl.envs.spec import env_action
+from flaxrl.envs.spec import EnvSpec, env_action
 from flaxrl.errors import TrainingError
 from flaxrl.models.agent import agent_input
+from flaxrl.trainers.blocks import InputBlocks
 from flaxrl.trainers.rollout import no_legal_action
-from flaxrl.trainers.setup import act_context
-from flaxrl.types import LAST, AgentInput, Array, PyTree, Timestep, Trajectory
+from flaxrl.trainers.setup import act_context, example_input
+from flaxrl.types import LAST, ActContext, AgentInput, Array, Carry, PyTree, Timestep, Trajectory
 
 
 class Unrolled(NamedTuple):
@@ -22,33 +26,80 @@ class Unrolled(NamedTuple):
 
     Attributes:
         trajectory: numpy leaves `[T, b, ...]` of this actor's envs.
+        block: inputs of the whole batch, `[T+1, B, ...]`; `trajectory.inputs` are columns of it.
         metrics: totals and counts of the episodes that ended, and seconds spent per phase.
         updates: of the parameters that acted.
     """
 
     trajectory: Trajectory
+    block: AgentInput
     metrics: dict[str, tuple[float, float]]
     updates: int
 
 
+class Acting(struct.PyTreeNode):
+    """What stays on the actor's device during an unroll, so that a step moves one row in and one action out.
+
+    Attributes:
+        context: env ids and progress.
+        key: of the unroll.
+        t: int32, steps done.
+        carry: recurrent state before the next row, leaves `[b, ...]`.
+        log_prob: float32 `[T, b]`, filled up to t; None for policies without one.
+        value: float32 `[T, b]`, filled up to t; None where no head gives one.
+    """
+
+    context: ActContext
+    key: Array
+    t: Array
+    carry: Carry
+    log_prob: Array | None
+    value: Array | None
+
+
 class Act:
-    """The jitted act of an agent, shared by all actors of a run."""
+    """The jitted act of an agent, shared by all actors of a run.
 
-    def __init__(self, agent: Any, progress: Any):
+    Args:
+        agent: the Linen module.
+        spec: of the envs.
+        progress: of the number of updates, the fraction of the run done.
+        unroll_length: T.
+    """
+
+    def __init__(self, agent: Any, spec: EnvSpec, progress: Any, unroll_length: int):
         self.agent = agent
-        self._progress = progress
-        self.step = jax.jit(self._step)
+        self._spec, self._progress, self._length = spec, progress, unroll_length
         self.initial_carry = jax.jit(self._initial_carry, static_argnums=1)
+        self.begin = jax.jit(self._begin)
+        self.step = jax.jit(self._step)
 
-    def _step(
-        self, model: PyTree, inputs: AgentInput, carry: Any, ids: Array, updates: Array, key: Array, t: Array
-    ) -> tuple[Array, Array | None, Array | None, Any]:
+    def _begin(self, model: PyTree, carry: Carry, ids: Array, updates: Array, key: Array) -> tuple[Acting, Carry]:
+        """An unroll's start: what stays on the device, and the carry `[1, b, ...]` as the trajectory keeps it."""
         context = act_context(ids, self._progress(updates))
-        rngs = {"sample": jax.random.fold_in(key, t)}
-        action, log_prob, output, carry = self.agent.apply(model, inputs, carry, context, rngs=rngs, method="act")
+        row = jax.eval_shape(functools.partial(example_input, self.agent, self._spec, len(ids)))
+        _, log_prob, value, _ = jax.eval_shape(self._choose, model, row, carry, context, key)
+        columns = jax.tree.map(lambda x: jnp.zeros((self._length, *x.shape), x.dtype), (log_prob, value))
+        start = jax.tree.map(lambda x: x[None], carry)
+        return Acting(context, key, jnp.int32(0), carry, *columns), start
+
+    def _step(self, model: PyTree, inputs: AgentInput, acting: Acting) -> tuple[Array, Acting]:
+        """Actions `[b, ...]` for one row."""
+        key = jax.random.fold_in(acting.key, acting.t)
+        action, log_prob, value, carry = self._choose(model, inputs, acting.carry, acting.context, key)
+        columns = (acting.log_prob, acting.value)
+        log_probs, values = jax.tree.map(lambda xs, x: xs.at[acting.t].set(x), columns, (log_prob, value))
+        return action, acting.replace(t=acting.t + 1, carry=carry, log_prob=log_probs, value=values)
+
+    def _choose(
+        self, model: PyTree, inputs: AgentInput, carry: Carry, context: ActContext, key: Array
+    ) -> tuple[Array, Array | None, Array | None, Carry]:
+        action, log_prob, output, carry = self.agent.apply(
+            model, inputs, carry, context, rngs={"sample": key}, method="act"
+        )
         return action, log_prob, output.value, carry
 
-    def _initial_carry(self, model: PyTree, batch: int) -> Any:
+    def _initial_carry(self, model: PyTree, batch: int) -> Carry:
         return self.agent.apply(model, batch, method="initial_carry")
 
 
@@ -59,16 +110,32 @@ class Actor:
         env: already made; this actor closes it.
         act: jitted act of the agent.
         env_ids: global ids of its envs, int32 `[b]`.
-        unroll_length: T.
         seed: env i starts from `seed + i`.
+        unroll_length: T.
+        blocks: memory for the inputs.
+        part: this actor's part of a block.
+        device: that it acts on.
     """
 
-    def __init__(self, env: HostEnv, act: Act, env_ids: np.ndarray, unroll_length: int, seed: int):
-        self._env, self._act, self._ids, self._length = env, act, env_ids, unroll_length
+    def __init__(
+        self,
+        env: HostEnv,
+        act: Act,
+        env_ids: np.ndarray,
+        seed: int,
+        *,
+        unroll_length: int,
+        blocks: InputBlocks,
+        part: int,
+        device: Any,
+    ):
+        self._env, self._act, self._env_ids = env, act, env_ids
+        self._length, self._blocks, self._part = unroll_length, blocks, part
+        self._ids = jax.device_put(env_ids, device)
         self._timestep: Timestep = env.reset(seed)
         action = env.spec.action
         self._last_action = np.zeros((len(env_ids), *action.shape), action.dtype)
-        self._carry: Any = None
+        self._carry: Carry = None
         self._steps = 0
 
     def unroll(self, model: PyTree, updates: int, key: Array) -> Unrolled:
@@ -79,40 +146,41 @@ class Actor:
             updates: of those parameters.
             key: of this unroll.
         """
-        if self._carry is None:
-            self._carry = self._act.initial_carry(model, len(self._ids))
-        start = jax.tree.map(lambda x: np.array(x)[None], self._carry)
-        inputs, answers, outs = [], [], []
         seconds = {"env": 0.0, "inference": 0.0}
-        now = np.int32(updates)
+        clock = time.perf_counter()
+        if self._carry is None:
+            self._carry = self._act.initial_carry(model, len(self._env_ids))
+        acting, start = self._act.begin(model, self._carry, self._ids, np.int32(updates), key)
+        row = self._input()
+        block, inputs = self._blocks.take(self._part, row)
+        actions, answers = [], []
         for t in range(self._length):
-            began = time.perf_counter()
-            row = self._input()
-            action, log_prob, value, self._carry = self._act.step(
-                model, row, self._carry, self._ids, now, key, np.int32(t)
-            )
+            action, acting = self._act.step(model, _write(inputs, t, row), acting)
             self._last_action = np.asarray(action)  # the one wait for the device in a step
             acted = time.perf_counter()
             self._timestep = self._env.step(env_action(self._env.spec.action, self._last_action))
-            self._steps += len(self._ids)
-            seconds["inference"] += acted - began
-            seconds["env"] += time.perf_counter() - acted
-            inputs.append(row)
-            outs.append((self._last_action, log_prob, value))
+            stepped = time.perf_counter()
+            seconds["inference"] += acted - clock
+            seconds["env"] += stepped - acted
+            clock = stepped
+            self._steps += len(self._env_ids)
+            actions.append(self._last_action)
             answers.append(self._timestep.replace(observation=None, action_mask=None))
-        inputs.append(self._input())
-        actions, log_probs, values = zip(*jax.device_get(outs), strict=True)
+            row = self._input()
+        _write(inputs, self._length, row)
+        self._carry = acting.carry
+        log_prob, value, start = jax.device_get((acting.log_prob, acting.value, start))
         answer = jax.tree.map(lambda *x: np.stack(x), *answers)
         trajectory = Trajectory(
-            inputs=jax.tree.map(lambda *x: np.stack(x), *inputs),
+            inputs=inputs,
             action=np.stack(actions),
             reward=answer.reward,
             discount=answer.discount,
-            log_prob=None if log_probs[0] is None else np.stack(log_probs),
-            value=None if values[0] is None else np.stack(values),
+            log_prob=log_prob,
+            value=value,
             carry=start,
         )
-        return Unrolled(trajectory, self._metrics(answer, seconds), updates)
+        return Unrolled(trajectory, block, self._metrics(answer, seconds), updates)
 
     def _input(self) -> AgentInput:
         """What the agent sees of the last timestep; raises where no action is legal."""
@@ -120,7 +188,7 @@ class Actor:
         if timestep.action_mask is not None:
             bad = ~np.any(timestep.action_mask, axis=-1) & (timestep.step_type != LAST)
             if bad.any():
-                raise TrainingError(no_legal_action(int(self._ids[np.argmax(bad)]), self._steps))
+                raise TrainingError(no_legal_action(int(self._env_ids[np.argmax(bad)]), self._steps))
         return agent_input(self._act.agent, timestep, self._last_action, np)
 
     def _metrics(self, answer: Timestep, seconds: dict[str, float]) -> dict[str, tuple[float, float]]:
@@ -136,3 +204,10 @@ class Actor:
     def close(self) -> None:
         """Closes the envs."""
         self._env.close()
+
+
+def _write(inputs: AgentInput, t: int, row: AgentInput) -> AgentInput:
+    """Copies `row` `[b, ...]` to row t of `inputs` `[T+1, b, ...]`; returns that row of `inputs`."""
+    to = jax.tree.map(lambda x: x[t], inputs)
+    jax.tree.map(np.copyto, to, row)
+    return to

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,9 @@ from flaxrl import checks
 from flaxrl.envs.base import HostEnv
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.trainers.actor import Act, Actor, Unrolled
+from flaxrl.trainers.blocks import InputBlocks
 from flaxrl.trainers.peers import settle
+from flaxrl.trainers.setup import fold_in
 from flaxrl.trainers.sharding import replicated, to_global
 from flaxrl.trainers.source import Runtime, Source, SourceStopped
 from flaxrl.types import Array, Metrics, PyTree, TrainState, Trajectory
@@ -96,8 +98,10 @@ class ActorThreads(Source):
     def setup(self, runtime: Runtime) -> None:
         """See Source."""
         self._runtime = runtime
-        self._make_env().close()  # an env of the wrong kind is refused here, before threads and checkpoints
-        self._act = Act(runtime.agent, runtime.progress)
+        env = self._make_env()  # an env of the wrong kind is refused here, before threads and checkpoints
+        self._act = Act(runtime.agent, env.spec, runtime.progress, self.unroll_length)
+        env.close()
+        self._blocks = InputBlocks(self.unroll_length + 1, max(self.threads, 1))
         local = [d for d in runtime.mesh.devices.flatten() if d.process_index == jax.process_index()]
         self._learner_devices = local
         self._devices = [jax.local_devices()[i] for i in self.actor_devices] or local
@@ -127,23 +131,23 @@ class ActorThreads(Source):
         else:
             self._updates += 1
             self._publish(state)
-        began = ready = time.perf_counter()
+        began = time.perf_counter()
+        behind = self.prefetch if self._actor is None else 0
+        if len(self._recent) > behind:
+            jax.block_until_ready(self._recent[-1 - behind].model)
+        ready = time.perf_counter()
         if self._actor is not None:
             parts = [self._actor.unroll(self._model_for(0, self._recent[-1]), self._updates, key)]
         else:
-            if len(self._recent) > self.prefetch:
-                jax.block_until_ready(self._recent[-1 - self.prefetch].model)
-                ready = time.perf_counter()
             parts = [self._take(i) for i in range(self.threads)]
+        acted = time.perf_counter()
+        trajectory = to_global(_whole(parts), self._runtime.mesh)
         metrics = _joined(parts)
         metrics["time/wait_for_update_seconds"] = (ready - began, 1.0)
-        metrics["time/wait_for_actors_seconds"] = (time.perf_counter() - ready, 1.0)
+        metrics["time/wait_for_actors_seconds"] = (acted - ready, 1.0)
+        metrics["time/transfer_seconds"] = (time.perf_counter() - acted, 1.0)
         metrics["actor/lag_updates"] = (float(sum(self._updates - p.updates for p in parts)), float(len(parts)))
-        trajectories = [p.trajectory for p in parts]
-        whole = trajectories[0]
-        if len(trajectories) > 1:
-            whole = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *trajectories)
-        return None, to_global(whole, self._runtime.mesh), metrics
+        return None, trajectory, metrics
 
     def _publish(self, state: TrainState) -> None:
         published = _Published(self._copy({"params": state.params, **state.variables}), self._updates)
@@ -190,20 +194,33 @@ class ActorThreads(Source):
         ids = np.arange(first, first + count, dtype=np.int32)
         env = self._make_env()
         try:
-            return Actor(env, self._act, ids, self.unroll_length, seed + first)
+            return Actor(
+                env,
+                self._act,
+                ids,
+                seed + first,
+                unroll_length=self.unroll_length,
+                blocks=self._blocks,
+                part=thread,
+                device=self._device(thread),
+            )
         except BaseException:
             env.close()
             raise
 
+    def _device(self, thread: int) -> Any:
+        """The device that a thread acts on."""
+        return self._devices[thread % len(self._devices)]
+
     def _model_for(self, thread: int, published: _Published) -> PyTree:
         """Published parameters on the device that a thread acts on."""
-        own = self._devices[thread % len(self._devices)]
+        own = self._device(thread)
         learner = self._learner_devices
         near = own if own in learner else learner[thread % len(learner)]
         model = jax.tree.map(
             lambda x: next(shard.data for shard in x.addressable_shards if shard.device == near), published.model
         )
-        return model if own == near else jax.device_put(model, own)
+        return jax.device_put(model, own)  # no copy where it is there already
 
     def _newest_ready(self) -> _Published:
         """The newest parameters that need no waiting for, or the oldest at hand where all of them do."""
@@ -215,7 +232,7 @@ class ActorThreads(Source):
         actor = None
         try:
             actor = self._make_actor(thread)
-            key = jax.random.fold_in(jax.random.fold_in(self._key, jax.process_index()), thread)
+            key = fold_in(fold_in(self._key, np.int32(jax.process_index())), np.int32(thread))
             number = self._first_update
             current = self._newest_ready()
             model = self._model_for(thread, current)
@@ -223,7 +240,7 @@ class ActorThreads(Source):
                 newest = self._newest_ready()
                 if newest is not current:
                     current, model = newest, self._model_for(thread, newest)
-                self._put(thread, actor.unroll(model, current.updates, jax.random.fold_in(key, number)))
+                self._put(thread, actor.unroll(model, current.updates, fold_in(key, np.int32(number))))
                 number += 1
         except BaseException as error:  # travels to the main thread, whatever it is
             self._error = error
@@ -245,6 +262,14 @@ class ActorThreads(Source):
             thread.join(_JOIN_S)
         if self._actor is not None:
             self._actor.close()
+
+
+def _whole(parts: list[Unrolled]) -> Trajectory:
+    """The batch of several actors; the inputs lie together already."""
+    if len(parts) == 1:
+        return parts[0].trajectory
+    rest = [p.trajectory.replace(inputs=None) for p in parts]
+    return jax.tree.map(lambda *x: np.concatenate(x, axis=1), *rest).replace(inputs=parts[0].block)
 
 
 def _joined(parts: list[Unrolled]) -> Metrics:

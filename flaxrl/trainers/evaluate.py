@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from flaxrl.build import build
+from flaxrl.compilation_cache import use_cache
 from flaxrl.configuration import EvalSettings
 from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv
 from flaxrl.envs.spec import env_action
@@ -175,6 +176,7 @@ def evaluate_workdir(workdir: str | Path, config: Any = None, which: str = "late
     from flaxrl.trainers.loading import load  # orbax: only where a checkpoint is read
 
     loaded = load(workdir, which)
+    use_cache()
     config = loaded.config if config is None else config
     evaluator = Evaluator(env_factory(config), loaded.agent, build(config.eval, "config.eval"))
     try:

@@ -54,6 +54,12 @@ def run_key(seed: int, purpose: str) -> Any:
     return jax.random.fold_in(jax.random.key(seed), ("parameters", "training").index(purpose))
 
 
+@jax.jit
+def fold_in(key: Any, number: Any) -> Any:
+    """`jax.random.fold_in` in one dispatch; `number` is an int32 scalar, not a Python int."""
+    return jax.random.fold_in(key, number)
+
+
 def act_context(env_ids: Any, progress: Any) -> ActContext:
     """An ActContext with strongly typed leaves."""
     return ActContext(env_ids=jnp.asarray(env_ids, jnp.int32), progress=jnp.asarray(progress, jnp.float32))

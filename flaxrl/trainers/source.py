@@ -106,11 +106,18 @@ class Source(abc.ABC):
         return
 
 
+@jax.jit
+def split(key: Array) -> tuple[Array, Array]:
+    """Two keys in one dispatch, where the loop runs in Python."""
+    first, second = jax.random.split(key)
+    return first, second
+
+
 def iterate(
     source: Source, update: Update, state: TrainState, data: Data, key: Array
 ) -> tuple[TrainState, Data, Metrics]:
     """The whole algorithm: take a batch, take a step, tell the source what was surprising."""
-    key_sample, key_update = jax.random.split(key)
+    key_sample, key_update = split(key)
     data, trajectory, metrics = source.sample(data, state, key_sample)
     state, out = update(state, trajectory, key_update)
     return state, source.feedback(data, out.priorities), metrics | out.metrics

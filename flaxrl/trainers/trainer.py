@@ -11,25 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from flaxrl import processes, run_folder
+from flaxrl.compilation_cache import use_cache
 from flaxrl.envs.base import HostEnv
 from flaxrl.errors import TrainingError
 from flaxrl.trainers.announcement import announcement
 from flaxrl.trainers.checkpoint import Checkpointer
+from flaxrl.trainers.clock import DeviceClock
 from flaxrl.trainers.evaluate import EvaluationStopped, Evaluator, held_here
 from flaxrl.trainers.interrupt import Interrupt
 from flaxrl.trainers.metrics import MetricsBuffer, as_pairs, summed
 from flaxrl.trainers.peers import settle
 from flaxrl.trainers.plan import check
 from flaxrl.trainers.progress import Progress
-from flaxrl.trainers.setup import build_agent, env_factory, init_state, run_key
+from flaxrl.trainers.setup import build_agent, env_factory, fold_in, init_state, run_key
 from flaxrl.trainers.sharding import bind_unroll
 from flaxrl.trainers.source import Data, Runtime, SourceStopped, iterate
 from flaxrl.trainers.update import make_update
 from flaxrl.trainers.writers import make_writers
-from flaxrl.types import Array, Metrics, PyTree, TrainState
+from flaxrl.types import Metrics, PyTree, TrainState
 
 
 class Trainer:
@@ -66,6 +68,7 @@ class Trainer:
         """
         plan = self.plan = check(self.config)  # a source serves one run only
         peers = self._peers = processes.current()
+        use_cache()
         with Interrupt() as interrupt, contextlib.ExitStack() as self._resources, peers.together():
             peers.begin(lambda: interrupt.requested, run_folder.plain(self.config))
             self._set_up()
@@ -136,7 +139,10 @@ class Trainer:
         self._make_evaluator = functools.partial(Evaluator, make_env, self.agent, plan.eval, self._stop)
         self._evaluator: Evaluator | None = None
         self._metrics = MetricsBuffer()
-        self._run_call = self._make_call()
+        self._device_clock = DeviceClock()
+        resources.callback(self._device_clock.close)
+        self._run_call = self._device_clock.timed(self._make_call())
+        self._log_seconds: float | None = None
         self.last_metrics: dict[str, float] = {}
         shown = contextlib.nullcontext(sys.stdout) if jax.process_index() == 0 else open(os.devnull, "w")  # noqa: SIM115
         file = resources.enter_context(shown)
@@ -206,7 +212,7 @@ class Trainer:
         if self.source.traceable:
             self.state, self.data, metrics = self._run_call(self.state, self.data)
         else:
-            key = _fold_in(self._key, self.updates)
+            key = fold_in(self._key, np.int32(self.updates))
             self.state, self.data, metrics = iterate(self.source, self._run_call, self.state, self.data, key)
         settle(self.state)
         self._metrics.add(metrics)
@@ -227,10 +233,18 @@ class Trainer:
             "time/updates": self.updates,
             "time/frames": self.steps * self.spec.frame_skip,
         }
+        metrics |= self._time_metrics()
         self._write(metrics)
         self._writers.flush()
+        self._log_seconds = time.perf_counter() - now
         self.source.check(self.data)
         self._check_skipped(metrics.get("loss/skipped", 0.0), updates)
+
+    def _time_metrics(self) -> dict[str, float]:
+        """What the device and the last log took; left out where nothing was timed."""
+        seconds, calls = self._device_clock.read()
+        metrics = {} if not calls else {"time/update_seconds": seconds / (calls * self.plan.updates_per_call)}
+        return metrics if self._log_seconds is None else metrics | {"time/log_seconds": self._log_seconds}
 
     def _check_skipped(self, share: float, updates: int) -> None:
         """Tells of gradient steps that were skipped since the last log; ends the run after too many in a row."""
@@ -289,8 +303,3 @@ class Trainer:
         self._writers.write_scalars(self.steps, metrics)
         self.last_metrics = self.last_metrics | metrics | {"step": self.steps}
         self.progress.update(self.steps, metrics)
-
-
-@jax.jit
-def _fold_in(key: Array, updates: Any) -> Array:
-    return jax.random.fold_in(key, jnp.asarray(updates, jnp.int32))

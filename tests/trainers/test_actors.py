@@ -134,29 +134,71 @@ def test_act_compiles_once():
         assert sizes[0] == 1
 
 
-def _count(monkeypatch: Any, owner: Any, name: str) -> list[None]:
-    """Counts the calls of `owner.name`."""
+def _count(monkeypatch: Any, owner: Any, name: str) -> list[Any]:
+    """Notes the first argument of each call of `owner.name`."""
     calls, wrapped = [], getattr(owner, name)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(None)
+        calls.append(args[0])
         return wrapped(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, counted)
     return calls
 
 
-def test_one_transfer_an_unroll(monkeypatch):
-    """Of a step only its actions come to the host at once; the rest moves once an unroll, as does the batch."""
+@pytest.mark.parametrize(("core", "memory", "arrays"), [("feed_forward", False, 1), ("lstm", True, 4)])
+def test_what_moves_between_host_and_device(core, memory, arrays, monkeypatch, capfd):
+    """A step moves what the model reads of a row in, and its actions out; all else moves once an unroll.
+
+    Of a row a feed-forward model reads the observation only, one with an LSTM the step type too.
+    """
     down = _count(monkeypatch, actor_module.jax, "device_get")
-    up = _count(monkeypatch, actor_module.jax, "make_array_from_process_local_data")
+    read = _count(monkeypatch, actor_module.np, "asarray")
+    agent = make_agent(core=core, use_last_action=memory, use_last_reward=memory)
     for length in (3, 9):
-        with running(threads=0, unroll_length=length) as run:
+        with running(threads=0, unroll_length=length, agent=agent) as run:
+            run.sample()  # envs, env ids and compilation
+            number = key(1)
             down.clear()
-            up.clear()
-            trajectory, _ = run.sample()
+            read.clear()
+            capfd.readouterr()
+            with jax.transfer_guard("log_explicit"):
+                trajectory = run.source.sample(None, run.state, number)[1]
+            up = capfd.readouterr().err.count("host-to-device transfer")
+            whole = len(jax.tree.leaves(trajectory))
+            # A row a step; the number of updates; the batch.
+            assert up == length * arrays + 1 + whole
             assert len(down) == 1
-            assert len(up) == len(jax.tree.leaves(trajectory))
+            assert len([x for x in read if isinstance(x, jax.Array)]) == length
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_batches_share_no_memory_and_never_change(threads):
+    """On a CPU a batch may be the very memory that the actors wrote; it stays its own while they go on."""
+    with running(threads=threads, queue_depth=2) as run:
+        state, update = _learner(run)
+        batches = []
+        for i in range(6):
+            trajectory, _ = run.sample(state, i)
+            batches.append((trajectory, host(trajectory)))
+            state, _ = update(state, trajectory, key(i))
+    assert all(same(now, before) for now, before in batches)
+    seen = [[np.asarray(x) for x in jax.tree.leaves(now)] for now, _ in batches]
+    for before, after in itertools.combinations(seen, 2):
+        assert not any(np.shares_memory(x, y) for x in before for y in after)
+
+
+def test_the_learner_takes_the_inputs_without_a_copy():
+    with running(threads=2) as run:
+        blocks, take = [], run.source._blocks.take
+
+        def noted(part: int, row: Any) -> Any:
+            blocks.append(take(part, row))
+            return blocks[-1]
+
+        run.source._blocks.take = noted
+        observation = run.sample()[0].inputs.observation
+    assert any(np.shares_memory(np.asarray(observation), block.observation) for block, _ in blocks)
 
 
 # -- seeds -------------------------------------------------------------------------------------------------------------

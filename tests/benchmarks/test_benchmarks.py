@@ -1,0 +1,98 @@
+"""Each benchmark runs, small, and its last line holds what it promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import atari, memory, report, startup
+from flaxrl import ConfigError
+
+ROOT = Path(__file__).parent.parent.parent
+CONFIG = """
+from tests.small_runs import host_config, small_config
+
+def get_config(kind="host"):
+    return small_config(50) if kind == "jax" else host_config(50, threads=1)
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "bench_config.py"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def _last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_measure_counts_units_in_whole_calls(monkeypatch: pytest.MonkeyPatch):
+    now = iter(range(1000))
+    monkeypatch.setattr(report.time, "perf_counter", lambda: float(next(now)))
+    # The clock moves 1 s at each look: one at the start of a repeat, one after each call.
+    assert report.measure(lambda: 10, seconds=4, repeats=3) == report.Rate(10.0, 10.0, 10.0)
+    assert report.measure(lambda: None, seconds=0, repeats=1) == report.Rate(1.0, 1.0, 1.0)
+
+
+def test_rate_is_the_median_and_the_range():
+    assert report.rate_of([3.0, 1.0, 2.0]) == report.Rate(2.0, 1.0, 3.0)
+    assert str(report.rate_of([3000.0, 1.0, 0.123])) == "1 [0.123-3,000]"
+
+
+def test_table_and_json_line(capsys: pytest.CaptureFixture[str]):
+    report.print_table([("part", "rate"), ("env", 12.345), ("learner", report.rate_of([2.0]))])
+    assert capsys.readouterr().out.splitlines() == [
+        "| part    | rate    |",
+        "|---------|---------|",
+        "| env     | 12.3    |",
+        "| learner | 2 [2-2] |",
+    ]
+    report.print_json({"a": report.rate_of([1.0, 2.0, 4.0]), "b": 3})
+    line = _last_line(capsys)
+    assert (line["a"], line["b"], line["device"]) == (2.0, 3, "cpu")
+
+
+def test_config_with_overrides(config: str):
+    assert report.load_config(config, ["--config.seed=9"]).seed == 9
+    assert report.load_config(f"{config}:jax").source.name == "jax_rollout"
+    with pytest.raises(ConfigError, match="seed"):
+        report.load_config(config, ["--config.sead=9"])
+    with pytest.raises(SystemExit, match="--second=1"):
+        report.load_config(config, ["--second=1"])
+
+
+def test_atari(config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    arguments = [f"--config={config}", "--seconds=0.05", "--repeats=2", f"--profile={tmp_path / 'trace'}"]
+    result = atari.main([*arguments, "--config.env.step_seconds=0.002"])
+    line = _last_line(capsys)
+    assert line.items() >= result.items()
+    assert {"env", "inference", "learner", "parts", "whole", "end_to_end_of_parts"} < set(line)
+    assert 0 < line["env"] <= 2 / 0.002 and line["num_envs"] == 2
+    assert line["parts"] < min(line[part] for part in ("env", "inference", "learner"))
+    assert list((tmp_path / "trace").rglob("*.xplane.pb"))
+
+
+def test_atari_refuses_a_source_without_actors(config: str):
+    with pytest.raises(ConfigError, match="actor_threads"):
+        atari.main([f"--config={config}:jax"])
+
+
+def test_memory(config: str, capsys: pytest.CaptureFixture[str]):
+    memory.main([f"--config={config}:jax", "--first=4", "--last=8"])
+    line = _last_line(capsys)
+    assert line["growth"] == pytest.approx(line["last_mib"] / line["first_mib"] - 1)
+    assert line["first_mib"] > 50
+
+
+def test_startup(config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    startup.main([f"--configs={config}", "--modules=json"])
+    line = _last_line(capsys)
+    assert line["bench_config_first_s"] > line["bench_config_refusal_s"] > 0
+    assert line["bench_config_second_s"] > 0 and line["import_json_s"] >= 0
+    assert 0 < line["bench_config_second_cpu_s"] <= line["bench_config_first_cpu_s"]
