@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
-from benchmarks import atari, memory, report, startup
+from benchmarks import atari, learner, memory, report, startup
 from flaxrl import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,6 +82,24 @@ def test_atari(config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
 def test_atari_refuses_a_source_without_actors(config: str):
     with pytest.raises(ConfigError, match="actor_threads"):
         atari.main([f"--config={config}:jax"])
+
+
+def test_learner(capsys: pytest.CaptureFixture[str]):
+    sizes = ["--torsos", "nature", "--cores", "feed_forward", "lstm", "--unroll", "1", "--batch", "4"]
+    result = learner.main([*sizes, "--seconds", "0.01", "--repeats", "1"])
+    line = _last_line(capsys)
+    assert line.items() >= result.items()
+    for name in ("nature", "nature_lstm"):
+        assert all(line[f"{name}_{ratio}"] > 0 for ratio in ("vs_conv", "of_ceiling", "rows_per_second"))
+
+
+def test_the_twin_has_the_same_parameters():
+    for name, twin in learner.TWINS.items():
+        x = jax.ShapeDtypeStruct((1, 4, 84, 84), np.uint8)
+        ours, plain = (
+            jax.eval_shape(m.init, jax.random.key(0), x) for m in (learner.TORSOS[name](channels_first=True), twin())
+        )
+        assert sorted(p.shape for p in jax.tree.leaves(ours)) == sorted(p.shape for p in jax.tree.leaves(plain))
 
 
 def test_memory(config: str, capsys: pytest.CaptureFixture[str]):
