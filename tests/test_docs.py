@@ -237,7 +237,7 @@ def test_a_runs_folder_is_as_told(runs: list[Path]):
 
 def test_what_may_change_is_told():
     row = re.search(r"^\| (`total_steps`.*?) \|", (DOCS / "checkpoints.md").read_text(), re.MULTILINE)
-    assert row is not None and re.findall(r"`(\w+)`", row[1]) == list(run_folder.FREE)
+    assert row is not None and re.findall(r"`([\w.]+)`", row[1]) == list(run_folder.FREE)
 
 
 def test_the_code_that_loads_an_agent_runs(runs: list[Path]):
