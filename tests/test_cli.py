@@ -78,6 +78,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     (tmp_path / "my_lab").mkdir()
     (tmp_path / "my_lab" / "parts.py").write_text(PARTS)
     (tmp_path / "exp.py").write_text(CONFIG)
+    importlib.invalidate_caches()  # of a folder whose listing Python read within the same tick of its clock
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     seen: dict[str, Any] = {}

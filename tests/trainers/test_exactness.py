@@ -59,7 +59,9 @@ def told(workdir: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if not k.startswith("time/") or k in counted} for line in rows(workdir)]
 
 
-@pytest.mark.parametrize("config", [recurrent, sharded, steps, game], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "config", [recurrent, sharded, steps, pytest.param(game, marks=pytest.mark.slow)], ids=lambda f: f.__name__
+)
 def test_resumed_is_uninterrupted(tmp_path: Path, config: Any) -> None:
     """2 N updates are N, a stop, and N: state, env states, recurrent states, keys, counters, schedules, statistics."""
     whole = train(config(8), tmp_path / "whole")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ MESHES = {
     "both": {"data": 2, "fsdp": 2, "rules": KERNELS},
     "fsdp": {"data": 1, "fsdp": 4, "rules": KERNELS},
 }
-FOUR = ["data", "both", "fsdp"]
+SLOW = pytest.mark.slow
 SOURCES = {
     "jax": ("scripted", "jax_rollout", {}),
     "lock-step": ("host_scripted", "actor_threads", {"threads": 0}),
@@ -67,8 +69,17 @@ class Watched(Trainer):
         self.seen += 1
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("mesh", FOUR)
+@pytest.mark.parametrize(
+    ("mesh", "source"),
+    [
+        ("data", "jax"),
+        ("fsdp", "lock-step"),
+        ("both", "threads"),
+        *[pytest.param("both", source, marks=SLOW) for source in ("jax", "lock-step")],
+        *[pytest.param("data", source, marks=SLOW) for source in ("lock-step", "threads")],
+        *[pytest.param("fsdp", source, marks=SLOW) for source in ("jax", "threads")],
+    ],
+)
 def test_runs_evaluate_save_and_resume_on_any_mesh(tmp_path: Path, mesh: str, source: str) -> None:
     first = Watched(config_of(mesh, 2, source, **every(1)), tmp_path)
     first.run()
@@ -118,19 +129,27 @@ def test_the_start_tells_what_a_device_holds(tmp_path: Path, mesh: str, capsys: 
 
 # -- another mesh ------------------------------------------------------------------------------------------------------
 
-MOVES = [("one", "data"), ("data", "one"), ("data", "both"), ("both", "data"), ("one", "fsdp"), ("fsdp", "one")]
+MOVES = [
+    ("one", "data"),
+    ("data", "one"),
+    ("data", "both"),
+    *[pytest.param(*move, marks=SLOW) for move in (("both", "data"), ("one", "fsdp"), ("fsdp", "one"))],
+]
 
 
 @pytest.fixture(scope="module")
-def stayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
-    """For each mesh, state and data after two updates and then after four, of a run that stayed there."""
-    ends: dict[str, tuple[Any, Any]] = {}
-    for mesh in MESHES:
+def stayed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
+    """For a mesh, state and data after two updates and then after four, of a run that stayed there."""
+
+    @functools.cache
+    def ends(mesh: str) -> tuple[Any, Any]:
         folder = tmp_path_factory.mktemp(mesh)
-        ends[mesh] = tuple(
+        two, four = (
             (host(jax.tree.map(_plain, (t.state, t.data))), folder)
             for t in (train(config_of(mesh, n, **every(2)), folder) for n in (2, 4))
         )
+        return two, four
+
     return ends
 
 
@@ -143,7 +162,7 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path, before: str, after: 
     train(config_of(before, 2, **every(2)), tmp_path)
     # Nothing is left to do, so this only restores: bit for bit what was saved, laid out as the new mesh wants it.
     there = train(config_of(after, 2, **every(2)), tmp_path)
-    assert_same(host(jax.tree.map(_plain, (there.state, there.data))), stayed[before][0][0])
+    assert_same(host(jax.tree.map(_plain, (there.state, there.data))), stayed(before)[0][0])
     if after != "one":
         assert_split(there.state, there.plan.mesh.shape["fsdp"])
     agent = load(tmp_path)  # on one device
@@ -152,4 +171,4 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path, before: str, after: 
     later = train(config_of(after, 4, **every(2)), tmp_path)
     assert [line["step"] for line in rows(tmp_path)] == [16, 32] and int(later.state.updates) == 4
     assert all_finite(later.state)
-    assert_close(host(later.state.params), stayed[before][1][0][0].params, 1e-4)
+    assert_close(host(later.state.params), stayed(before)[1][0][0].params, 1e-4)

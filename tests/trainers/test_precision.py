@@ -50,8 +50,7 @@ def floats(tree: Any) -> set[str]:
 # -- one switch --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize("torso", TORSOS)
+@pytest.mark.parametrize(("torso", "core"), [(t, "feed_forward") for t in TORSOS] + [("mlp", c) for c in CORES[1:]])
 def test_everything_but_the_products_is_float32(torso: str, core: str) -> None:
     """Parameters, outputs, recurrent state, loss, metrics, gradients' effect and optimizer state; and it learns."""
     agent, spec = agent_of(torso, core)
@@ -147,7 +146,7 @@ def half(config: Any) -> Any:
     return config
 
 
-@pytest.mark.parametrize("core", ["feed_forward", "lstm"])
+@pytest.mark.parametrize("core", ["feed_forward", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_a_long_episode_is_added_up_exactly(tmp_path: Path, core: str) -> None:
     """In bfloat16 256 + 1 is 256."""
     source = config_for("jax_rollout", num_envs=2, unroll_length=501, updates_per_call=10)
@@ -161,6 +160,7 @@ def test_a_long_episode_is_added_up_exactly(tmp_path: Path, core: str) -> None:
     assert line["time/frames"] == 10020 and line["loss/skipped"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core", ["feed_forward", "lstm"])
 def test_it_learns(tmp_path: Path, core: str) -> None:
     """Chance is 5/3, the best is 5."""
