@@ -92,7 +92,9 @@ class Trainer:
                 self._save()
             self._checkpointer.wait()
             if not done:
-                self.progress.print(f"{peers.stop_asked}: saved at step {self.steps:,}; the same command goes on")
+                self.progress.print(
+                    f"{peers.stop_asked or 'stopped'}: saved at step {self.steps:,}; the same command goes on"
+                )
             peers.agree(None, lambda _: None)  # none leaves while another still saves
         return self.last_metrics
 
