@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that the file runs as a script, too
 
 from benchmarks.report import load_config, print_json, print_table, rate_of, short, trace
 from flaxrl import config_for

@@ -10,13 +10,17 @@ is the rate of a 2048 x 2048 x 2048 float32 product, measured in between, over 3
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that the file runs as a script, too
 
 from benchmarks.report import Rate, print_json, print_table, rate_of, trace
 from benchmarks.twins import FORWARD_FLOPS, TWINS

@@ -8,12 +8,16 @@ What is there after the first updates (programs, envs, the first logs and checkp
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import psutil
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that the file runs as a script, too
 
 from benchmarks.report import load_config, print_json, print_table
 from flaxrl.trainers.source import SourceStopped

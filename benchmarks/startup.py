@@ -24,6 +24,8 @@ from typing import Any
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that the file runs as a script, too
+
 from benchmarks.report import print_json, print_table
 
 ROOT = Path(__file__).parent.parent

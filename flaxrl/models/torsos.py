@@ -114,7 +114,7 @@ class NatureCNN(nn.Module):
     dtype: str = "float32"
 
     cpu_chunk: ClassVar[int] = 32
-    """Rows taken at once on a CPU, where patches need memory; see `apply_in_chunks`."""
+    """Rows taken at once on a CPU, so that they stay in its cache; see `apply_in_chunks`."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -168,7 +168,7 @@ class ImpalaResNet(nn.Module):
     dtype: str = "float32"
 
     cpu_chunk: ClassVar[int] = 8
-    """Rows taken at once on a CPU, where patches need memory; see `apply_in_chunks`."""
+    """Rows taken at once on a CPU, so that they stay in its cache; see `apply_in_chunks`."""
 
     def __post_init__(self) -> None:
         _check(self)
