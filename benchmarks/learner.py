@@ -1,8 +1,8 @@
-"""How fast the learner is: each torso against its plain `nn.Conv` twin and against this machine's matrix product.
+"""How fast the learner is: each torso and loss against its plain `nn.Conv` twin and this machine's matrix product.
 
     python -m benchmarks.learner [--torsos nature resnet] [--cores feed_forward lstm] [--profile FOLDER]
 
-An update is what a run's learner does with one batch of made-up frames: V-trace, gradient, Adam. A batch of unroll T
+An update is what a run's learner does with one batch of made-up frames: loss, gradient, Adam. A batch of unroll T
 and B envs is (T + 1) x B rows. Ours and the twin take turns, so that what else the machine does meets both. The ceiling
 is the rate of a 2048 x 2048 x 2048 float32 product, measured in between, over 3 x the FLOPs of a frame's forward pass.
 """
@@ -10,6 +10,7 @@ is the rate of a 2048 x 2048 x 2048 float32 product, measured in between, over 3
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -31,34 +32,42 @@ from flaxrl.models.agent import Agent
 from flaxrl.models.cores import LSTM, FeedForward
 from flaxrl.models.heads import PolicyValue
 from flaxrl.models.policies import Sampled
-from flaxrl.models.torsos import ImpalaResNet, NatureCNN
+from flaxrl.models.torsos import ImpalaResNet, MinAtarCNN, NatureCNN
 from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.setup import init_state
 from flaxrl.trainers.sharding import bind_unroll, make_mesh, to_global
 from flaxrl.trainers.update import make_update
 from flaxrl.types import MID, AgentInput, Trajectory
 
-SPEC = EnvSpec(ArraySpec((4, 84, 84), np.uint8), Discrete(6))
-TORSOS: dict[str, Any] = {"nature": NatureCNN, "resnet": ImpalaResNet}
+ATARI = EnvSpec(ArraySpec((4, 84, 84), np.uint8), Discrete(6))
+TORSOS: dict[str, tuple[Any, EnvSpec]] = {
+    "nature": (NatureCNN(channels_first=True), ATARI),
+    "resnet": (ImpalaResNet(channels_first=True), ATARI),
+    "minatar": (MinAtarCNN(), EnvSpec(ArraySpec((10, 10, 6), np.bool_), Discrete(6))),
+}
+LOSSES: dict[str, Any] = {"vtrace": VTrace}
 MATMUL = 2048
 
 
 def make_agent(torso: Any, core: str, dtype: str, chunk: int | None) -> Agent:
-    """An agent for Atari frames around a torso."""
+    """An agent around a torso."""
     memory: Any = FeedForward() if core == "feed_forward" else LSTM(256, dtype=dtype)
-    return Agent(torso, memory, PolicyValue(SPEC.action), Sampled(), SPEC.action, torso_chunk=chunk)
+    action = ATARI.action
+    return Agent(torso.clone(dtype=dtype), memory, PolicyValue(action), Sampled(), action, torso_chunk=chunk)
 
 
-def made_up(agent: Agent, unroll: int, batch: int, mesh: Any) -> Trajectory:
+def made_up(agent: Agent, spec: EnvSpec, unroll: int, batch: int, mesh: Any) -> Trajectory:
     """A trajectory of noise."""
     rng = np.random.default_rng(0)
+    observation: Any = spec.observation
+    pixels = rng.integers(0, 256, (unroll + 1, batch, *observation.shape), np.uint8)
     zeros = np.zeros((unroll, batch), np.float32)
     shapes = jax.eval_shape(lambda: agent.core.initial_carry(batch))  # type: ignore[attr-defined]
     carry = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), shapes)
     return to_global(
         Trajectory(
             inputs=AgentInput(
-                observation=rng.integers(0, 256, (unroll + 1, batch, 4, 84, 84), np.uint8),
+                observation=pixels if observation.dtype == np.uint8 else pixels > 200,
                 step_type=np.full((unroll + 1, batch), MID, np.int8),
             ),
             action=rng.integers(0, 6, (unroll, batch), np.int32),
@@ -75,14 +84,14 @@ def made_up(agent: Agent, unroll: int, batch: int, mesh: Any) -> Trajectory:
 class Learner:
     """A jitted update, its state and a batch that it learns from again and again."""
 
-    def __init__(self, agent: Agent, options: argparse.Namespace):
+    def __init__(self, agent: Agent, spec: EnvSpec, loss: Any, options: argparse.Namespace):
         settings, optimizer = MeshSettings(), Optimizer(learning_rate=1e-4)
         mesh = make_mesh(settings)
         self.rows = (options.unroll + 1) * options.batch
-        self._state = init_state(agent, SPEC, optimizer, settings, mesh, 0, target=False)
-        self._batch = made_up(agent, options.unroll, options.batch, mesh)
+        self._state = init_state(agent, spec, optimizer, settings, mesh, 0, target=loss.uses_target)
+        self._batch = made_up(agent, spec, options.unroll, options.batch, mesh)
         update = make_update(
-            VTrace(),
+            loss,
             lambda variables: bind_unroll(agent, variables, mesh),
             mesh,
             learning_rate=optimizer.learning_rate_at,
@@ -131,18 +140,19 @@ def take_turns(contestants: dict[str, Callable[[], float]], seconds: float, repe
     return {name: rate_of(values) for name, values in rates.items()}
 
 
-def compare(torso: str, core: str, options: argparse.Namespace) -> tuple[list[list[Any]], dict[str, float]]:
-    """Table rows and ratios of one torso and core."""
-    ours = Learner(
-        make_agent(TORSOS[torso](channels_first=True, dtype=options.dtype), core, options.dtype, None), options
-    )
+def compare(torso: str, core: str, loss: str, options: argparse.Namespace) -> tuple[list[list[Any]], dict[str, float]]:
+    """Table rows and ratios of one torso, core and loss."""
+    module, spec = TORSOS[torso]
+    ours = Learner(make_agent(module, core, options.dtype, None), spec, LOSSES[loss](), options)
     contestants: dict[str, Callable[[], float]] = {"matmul": matmul(), "flaxrl": ours}
     if not options.no_twin:
-        contestants["nn.Conv"] = Learner(make_agent(TWINS[torso](options.dtype), core, options.dtype, 0), options)
+        twin = make_agent(TWINS[torso](), core, options.dtype, 0)
+        contestants["nn.Conv"] = Learner(twin, spec, LOSSES[loss](), options)
     rates = take_turns(contestants, options.seconds, options.repeats)
     flops = 3 * FORWARD_FLOPS[torso]
     ceiling = rates["matmul"].median / flops
-    name = torso if core == "feed_forward" else f"{torso}_{core}"
+    plain = {"feed_forward", "vtrace"}  # what a name without them stands for
+    name = "_".join([torso, *(part for part in (core, loss) if part not in plain)])
     ratios = {f"{name}_rows_per_second": rates["flaxrl"].median, f"{name}_of_ceiling": rates["flaxrl"].median / ceiling}
     if not options.no_twin:
         ratios[f"{name}_vs_conv"] = rates["flaxrl"].median / rates["nn.Conv"].median
@@ -159,6 +169,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torsos", nargs="+", choices=TORSOS, default=list(TORSOS))
     parser.add_argument("--cores", nargs="+", choices=("feed_forward", "lstm"), default=["feed_forward"])
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
     parser.add_argument("--unroll", type=int, default=20, help="T")
     parser.add_argument("--batch", type=int, default=32, help="B")
     parser.add_argument("--minibatches", type=int, default=1)
@@ -168,14 +179,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--no-twin", action="store_true", help="leaves the plain nn.Conv networks out")
     parser.add_argument("--profile", metavar="FOLDER", help="writes a JAX trace there")
     options = parser.parse_args(argv)
-    table: list[list[Any]] = [["torso", "learner", "rows/s", "updates/s", "of the ceiling", "temporary MiB"]]
+    table: list[list[Any]] = [["network", "learner", "rows/s", "updates/s", "of the ceiling", "temporary MiB"]]
     ratios: dict[str, float] = {}
     with trace(options.profile):
-        for torso in options.torsos:
-            for core in options.cores:
-                rows, found = compare(torso, core, options)
-                table += rows
-                ratios |= found
+        for torso, core, loss in itertools.product(options.torsos, options.cores, options.losses):
+            rows, found = compare(torso, core, loss, options)
+            table += rows
+            ratios |= found
     print_table(table)
     print_json(ratios)
     return ratios

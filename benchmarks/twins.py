@@ -49,7 +49,19 @@ class PlainResNet(nn.Module):
         return nn.relu(nn.Dense(256, dtype=self.dtype)(x)).astype(jnp.float32)
 
 
-TWINS: dict[str, Any] = {"nature": PlainNature, "resnet": PlainResNet}
+class PlainMinAtar(nn.Module):
+    """MinAtarCNN of `nn.Conv`, on bool `[N, 10, 10, 6]`."""
 
-FORWARD_FLOPS = {"nature": 18.7e6, "resnet": 108.4e6}
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, observation: Array) -> Array:
+        """Features `[N, 128]`."""
+        x = nn.relu(nn.Conv(16, (3, 3), padding="VALID", dtype=self.dtype)(observation.astype(self.dtype)))
+        return nn.relu(nn.Dense(128, dtype=self.dtype)(x.reshape(x.shape[0], -1))).astype(jnp.float32)
+
+
+TWINS: dict[str, Any] = {"nature": PlainNature, "resnet": PlainResNet, "minatar": PlainMinAtar}
+
+FORWARD_FLOPS = {"nature": 18.7e6, "resnet": 108.4e6, "minatar": 0.373e6}
 """Of a frame, two for each multiplication of convolutions and dense layers; with the backward pass three times that."""

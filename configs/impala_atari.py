@@ -3,7 +3,7 @@
     python main.py --config=configs/impala_atari.py             # Pong
     python main.py --config=configs/impala_atari.py:breakout    # any other game
 
-On two CPU cores about 750 steps (3,000 frames) a second: 70 minutes for the 3M steps. What it reaches: docs/results.md.
+On two CPU cores about 650 steps (2,600 frames) a second: 77 minutes for the 3M steps. What it reaches: docs/results.md.
 """
 
 import flaxrl

@@ -21,7 +21,8 @@ from jax import lax
 from flaxrl import checks
 from flaxrl.errors import ConfigError
 from flaxrl.models import matmul_convolution
-from flaxrl.models.matmul_convolution import Geometry
+from flaxrl.models.dense import add_bias
+from flaxrl.models.matmul_convolution import Geometry, as_numbers
 from flaxrl.types import Array, PyTree
 
 
@@ -53,7 +54,7 @@ def _varying_axes(x: Array) -> frozenset[str]:
 
 def _lax_forward(x: Array, kernel: Array, geometry: Geometry) -> Array:
     layout = ("NCHW" if geometry.channels_first else "NHWC", "HWIO", "NHWC")
-    x = x.astype(kernel.dtype)
+    x = as_numbers(x, kernel.dtype, geometry)
     return lax.conv_general_dilated(x, kernel, geometry.strides, geometry.pads, dimension_numbers=layout)
 
 
@@ -123,7 +124,7 @@ class Conv(nn.Module):
         padding: 'SAME' or 'VALID'.
         use_bias: adds a bias per channel.
         channels_first: the input is `[N, C, H, W]`; the output is channels-last all the same.
-        input_scale: multiplies the input, by way of the kernel: so images of bytes stay bytes up to the product.
+        input_scale: multiplies the input; images of bytes stay bytes until their numbers are needed.
         dtype: computation dtype; parameters are float32.
         kernel_init: initialiser of the kernel.
         bias_init: initialiser of the bias.
@@ -166,16 +167,19 @@ class Conv(nn.Module):
         if self.padding == "VALID" and any(n < k for n, k in zip(image, size, strict=True)):
             raise ConfigError(f"an unpadded {size[0]}x{size[1]} convolution needs images as large; they are {image}")
         (top, bottom), (left, right) = lax.padtype_to_pads(image, size, strides, self.padding)
-        geometry = Geometry(strides, ((top, bottom), (left, right)), self.channels_first)
+        small = x.dtype in (jnp.bool_, jnp.uint8)
+        geometry = Geometry(
+            strides, ((top, bottom), (left, right)), self.channels_first, self.input_scale if small else 1.0
+        )
         kernel = self.param("kernel", self.kernel_init, (*size, channels, self.features), jnp.float32)
-        kernel = (kernel * self.input_scale).astype(self.dtype)
-        if x.dtype not in (jnp.bool_, jnp.uint8):  # these are exact in any dtype, and smaller
-            x = x.astype(self.dtype)
+        kernel = kernel.astype(self.dtype)
+        if not small:
+            x = (x if self.input_scale == 1 else x * self.input_scale).astype(self.dtype)
         # custom_vjp wants the gradient to vary over the same mesh axes as its argument.
         y = _convolve(vary_like(x, kernel), vary_like(kernel, x), geometry)
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
-            y += bias.astype(self.dtype).reshape(1, 1, 1, -1)
+            y = add_bias(y, bias)
         return y
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from flaxrl import checks
 from flaxrl.models.convolution import vary_like
+from flaxrl.models.dense import Dense
 from flaxrl.models.torsos import DTYPES, INITIALIZERS
 from flaxrl.types import Array, Carry
 
@@ -125,10 +126,10 @@ class Recurrent(nn.Module):
         carry, y = jax.lax.scan(step, carry, (self._project(x), first))
         return y, carry
 
-    def _input(self, gates: int, bias_init: Callable[..., Array]) -> nn.Dense:
+    def _input(self, gates: int, bias_init: Callable[..., Array]) -> Dense:
         """The layer from inputs to gates, `[..., gates * features]`."""
         init = _per_gate(INITIALIZERS[self.kernel_init](self.kernel_scale), gates)
-        return nn.Dense(gates * self.features, kernel_init=init, bias_init=bias_init, dtype=self.dtype)
+        return Dense(gates * self.features, kernel_init=init, bias_init=bias_init, dtype=self.dtype)
 
     def _recurrent(self, gates: int) -> Array:
         """The kernel from state to gates, `[features, gates * features]`."""

@@ -9,7 +9,7 @@ down are gathered or shared, whichever moves fewer numbers. Images of bytes stay
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,26 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 class Geometry(NamedTuple):
-    """Everything static about a convolution besides its shapes."""
+    """Everything static about a convolution besides its shapes.
+
+    Attributes:
+        strides: down and across.
+        pads: zeros around the image: (top, bottom), (left, right).
+        channels_first: images are `[N, C, H, W]`; else `[N, H, W, C]`.
+        scale: multiplies images of bool or uint8.
+    """
 
     strides: tuple[int, int]
     pads: Pads
     channels_first: bool
+    scale: float = 1.0
+
+
+def as_numbers(x: Array, dtype: Any, geometry: Geometry) -> Array:
+    """Bool and uint8 as scaled floats, rounded once; floats as they are."""
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    return (x.astype(jnp.float32) * geometry.scale).astype(dtype)
 
 
 class _Plan(NamedTuple):
@@ -77,7 +92,7 @@ def forward(x: Array, kernel: Array, geometry: Geometry) -> Array:
         `[N, H', W', O]` of the kernel's dtype.
     """
     plan = _plan(x, kernel, geometry)
-    gathered = _gather(_cells(x, plan, geometry), plan).astype(kernel.dtype)
+    gathered = as_numbers(_gather(_cells(x, plan, geometry), plan), kernel.dtype, geometry)
     shares = (gathered @ _matrix(kernel, plan, geometry)).reshape(*gathered.shape[:3], len(plan.shared), -1)
     height, width = plan.out
     pieces = [shares[:, i : i + height, j : j + width, n] for n, (i, j) in enumerate(plan.shared)]
@@ -87,7 +102,7 @@ def forward(x: Array, kernel: Array, geometry: Geometry) -> Array:
 def kernel_gradient(x: Array, kernel: Array, g: Array, geometry: Geometry) -> Array:
     """Gradient by the kernel `[kh, kw, C, O]`, for the output's gradient `g` `[N, H', W', O]`."""
     plan = _plan(x, kernel, geometry)
-    gathered = _gather(_cells(x, plan, geometry), plan).astype(kernel.dtype)
+    gathered = as_numbers(_gather(_cells(x, plan, geometry), plan), kernel.dtype, geometry)
     gradient = jax.vjp(lambda k: _matrix(k, plan, geometry), kernel)[1]
     return gradient(_over_rows(gathered, _spread(g, plan)))[0]
 

@@ -12,6 +12,7 @@ from flax import linen as nn
 from flaxrl import checks
 from flaxrl.errors import ConfigError
 from flaxrl.models.convolution import Conv, max_pool_half
+from flaxrl.models.dense import Dense
 from flaxrl.types import Array, PyTree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -87,7 +88,7 @@ class MLP(nn.Module):
         x = jnp.concatenate(leaves, axis=-1) if len(leaves) > 1 else leaves[0]
         init = INITIALIZERS[self.kernel_init](self.kernel_scale)
         for size in self.hidden:
-            x = nn.Dense(size, kernel_init=init, dtype=self.dtype)(x)
+            x = Dense(size, kernel_init=init, dtype=self.dtype)(x)
             if self.layer_norm:
                 x = nn.LayerNorm(dtype=self.dtype)(x)
             x = ACTIVATIONS[self.activation](x)
@@ -139,7 +140,7 @@ class NatureCNN(nn.Module):
                 dtype=self.dtype,
             )(x)
             x = nn.relu(x)
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=init, dtype=self.dtype)(x.reshape(x.shape[0], -1)))
+        x = nn.relu(Dense(self.hidden, kernel_init=init, dtype=self.dtype)(x.reshape(x.shape[0], -1)))
         return x.astype(jnp.float32)
 
 
@@ -194,7 +195,7 @@ class ImpalaResNet(nn.Module):
             for _ in range(self.blocks):
                 x = x + conv(features, nn.relu(conv(features, nn.relu(x))))
         x = nn.relu(x).reshape(x.shape[0], -1)
-        return nn.relu(nn.Dense(self.hidden, kernel_init=init, dtype=self.dtype)(x)).astype(jnp.float32)
+        return nn.relu(Dense(self.hidden, kernel_init=init, dtype=self.dtype)(x)).astype(jnp.float32)
 
 
 class MinAtarCNN(nn.Module):
@@ -228,5 +229,5 @@ class MinAtarCNN(nn.Module):
             self.features, padding="VALID", input_scale=pixel_scale(observation), kernel_init=init, dtype=self.dtype
         )
         x = nn.relu(conv(observation))
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=init, dtype=self.dtype)(x.reshape(x.shape[0], -1)))
+        x = nn.relu(Dense(self.hidden, kernel_init=init, dtype=self.dtype)(x.reshape(x.shape[0], -1)))
         return x.astype(jnp.float32)

@@ -125,6 +125,19 @@ def test_scaled_inputs_of_any_type(case: str, kind: str) -> None:
     close(by_kernel(ours, x), by_kernel(flax, scaled))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_of_bytes_in_half_precision(dtype: str) -> None:
+    """As near to float32 as flax's own: a sum over bytes that are not scaled yet would overflow."""
+    ours, flax, variables, x = twins("nature_1", dtype=dtype, input_scale=1 / 255)
+    x = np.random.default_rng(0).integers(0, 256, (64, *x.shape[1:]), np.uint8)
+
+    def by_kernel(module: nn.Module, x: Any) -> Any:
+        return jax.jit(jax.grad(lambda v: jnp.mean(jnp.asarray(module.apply(v, x), jnp.float32)) * 50))(variables)
+
+    got = by_kernel(ours, x)
+    close(got, by_kernel(flax, x.astype(np.float32) / 255), {"float16": 2e-3, "bfloat16": 2e-2}[dtype])
+
+
 def test_bytes_are_gathered_as_bytes() -> None:
     ours, _, variables, x = twins("nature_1", channels_first=True)
     trace = jax.jit(jax.grad(loss(ours))).trace(variables, x.transpose(0, 3, 1, 2).astype(np.uint8))
