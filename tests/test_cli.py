@@ -78,7 +78,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     (tmp_path / "my_lab").mkdir()
     (tmp_path / "my_lab" / "parts.py").write_text(PARTS)
     (tmp_path / "exp.py").write_text(CONFIG)
-    importlib.invalidate_caches()  # of a folder whose listing Python read within the same tick of its clock
+    _forget_modules()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     seen: dict[str, Any] = {}
@@ -123,6 +123,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         return Result(info.value.code or 0, captured.err, captured.out, seen.get("config"), seen.get("workdir"))
 
     yield command
+    _forget_modules()
+
+
+def _forget_modules() -> None:
+    """Drops what was imported from a user's folder: another test has another one of the same name."""
     for name in [m for m in sys.modules if m.split(".")[0] in ("my_lab", "config_config")]:
         del sys.modules[name]
 
