@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +14,6 @@ import jax
 import pytest
 
 from flaxrl import ConfigError, Trainer, TrainingError, config_for, processes
-from flaxrl.trainers.metrics import MetricsBuffer
-from flaxrl.trainers.peers import Peers
 from tests import process_runs
 from tests.process_runs import ROOT, STEPS, UPDATES, finish, start
 from tests.small_runs import rows, saved_steps, train
@@ -136,102 +130,6 @@ def test_a_killed_process_ends_all(folder: Path) -> None:
 
 
 # -- the parts -----------------------------------------------------------------------------------------------------
-
-
-class Store:
-    """What jax's client does with keys and values, for threads instead of processes."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        assert allow_overwrite or key not in self._values
-        self._values[key] = value
-
-    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
-        return [(k, v) for k, v in list(self._values.items()) if k.startswith(folder)]
-
-    def key_value_delete(self, key: str) -> None:
-        for k in [k for k in self._values if k == key or k.startswith(key + "/")]:
-            del self._values[k]
-
-    def blocking_key_value_get(self, key: str, timeout_ms: int) -> str:
-        deadline = time.monotonic() + timeout_ms / 1000
-        while key not in self._values:
-            if time.monotonic() > deadline:
-                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
-            time.sleep(0.001)
-        return self._values[key]
-
-
-def together(count: int, work: Callable[[Peers], Any]) -> list[Any]:
-    """What `work` gives in each of `count` processes, which are threads here."""
-    store = Store()
-    with ThreadPoolExecutor(count) as pool:
-        peers = [Peers(store, i, count) for i in range(count)]
-        found = list(pool.map(work, peers))
-        for each in peers:
-            each.close()
-    return found
-
-
-def test_all_stop_at_the_same_call_however_fast_they_are() -> None:
-    asked = threading.Event()
-
-    def work(peers: Peers) -> tuple[int, str | None]:
-        peers.begin(lambda: "SIGINT" if peers.index == 1 and asked.is_set() else None, {})
-        for call in itertools.count(7):
-            if peers.stops_at(call):
-                return call, peers.stop_asked
-            time.sleep(0.002 * (1 + peers.index))
-            if call == 20:
-                asked.set()
-        raise AssertionError
-
-    found = together(3, work)
-    assert len({call for call, _ in found}) == 1 and found[0][0] > 20
-    assert found[0][1] == "SIGINT in process 1"
-
-
-def test_a_second_run_is_not_stopped_by_the_first() -> None:
-    def work(peers: Peers) -> list[int]:
-        calls = []
-        for asked in (lambda: "SIGTERM", lambda: None):
-            peers.begin(asked, {})
-            calls.append(next(i for i in range(400) if peers.stops_at(i) or time.sleep(0.005) or i == 399))
-            peers.agree(None, lambda _: None)
-        return calls
-
-    (first, second), other = together(2, work)
-    assert [first, second] == other and first < 399 and second == 399
-
-
-def test_what_process_0_decides_all_know() -> None:
-    def work(peers: Peers) -> list[Any]:
-        sums = [peers.agree(round_ * (peers.index + 1), sum) for round_ in range(4)]
-        return [*sums, peers.from_first(lambda: {"a": peers.index, "b": 0.1})]
-
-    assert together(3, work) == 3 * [[0, 6, 12, 18, {"a": 0, "b": 0.1}]]
-
-
-def test_different_configs_are_refused_by_all() -> None:
-    def work(peers: Peers) -> str:
-        with pytest.raises(ConfigError) as caught:
-            peers.begin(lambda: None, {"seed": peers.index, "loss": {"name": "vtrace"}})
-        return str(caught.value)
-
-    assert together(2, work) == 2 * ["process 1 was given another config than process 0; they differ in seed"]
-
-
-def test_host_metrics_are_added_over_processes_whatever_their_names() -> None:
-    def work(peers: Peers) -> dict[str, float]:
-        buffer = MetricsBuffer()
-        buffer.add({"time/a_seconds": (2.0 + peers.index, 1.0)})
-        if peers.index == 1:  # an episode ended here alone
-            buffer.add({"actor/episode_return": (9.0, 3.0)})
-        return buffer.read(peers.agree)
-
-    assert together(2, work) == 2 * [{"actor/episode_return": 3.0, "time/a_seconds": 2.5}]
 
 
 @pytest.mark.parametrize(

@@ -103,21 +103,25 @@ class Peers:
 
     def _agree_on_stop(self, seen: dict[str, str]) -> None:
         """The watching thread's part in `stops_at`; `seen` is what the processes have said so far."""
-        asked, position = f"stop/{self._run}", f"at/{self._run}/"
-        reason = self._asked()
-        if reason is not None and asked not in seen:
-            self._say(f"{_WATCH}{asked}", reason if self.index == 0 else f"{reason} in process {self.index}")
-        elif asked in seen:
-            with self._changed:
-                first, self._stop = self._stop is None, seen[asked]
-                own = self._position
-            if first:
-                self._say(f"{_WATCH}{position}{self.index}", str(own))
-            told = [int(value) for key, value in seen.items() if key.startswith(position)]
-            if len(told) == self.count:
-                with self._changed:
-                    self._stop_at = max(told) + 1
-                    self._changed.notify_all()
+        with self._changed:
+            run, asked_here = self._run, self._asked
+        asked, position = f"stop/{run}", f"at/{run}/"
+        reason = asked_here()
+        if asked not in seen:
+            if reason is not None:
+                self._say(f"{_WATCH}{asked}", reason if self.index == 0 else f"{reason} in process {self.index}")
+            return
+        with self._changed:
+            if self._run != run:  # another one has begun meanwhile
+                return
+            self._stop, own = seen[asked], self._position  # which does not change any more
+        if f"{position}{self.index}" not in seen:  # again, where it did not arrive
+            self._say(f"{_WATCH}{position}{self.index}", str(own))
+        told = [int(value) for key, value in seen.items() if key.startswith(position)]
+        with self._changed:
+            if self._run == run and len(told) == self.count:
+                self._stop_at = max(told) + 1
+                self._changed.notify_all()
 
     # -- sharing what one knows ------------------------------------------------------------------------------------
 
