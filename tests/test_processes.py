@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import shutil
 import signal
 import socket
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from flaxrl import ConfigError, Trainer, TrainingError, config_for, processes
@@ -46,17 +49,28 @@ def command(folder: Path, kind: str, *flags: str) -> list[subprocess.Popen]:
 # -- the same run --------------------------------------------------------------------------------------------------
 
 
+KINDS = ("jax", "gymnax", "lock_step")
+"""Of runs that are the same each time."""
+
+
 @pytest.fixture(scope="module")
 def both(folder: Path) -> list[tuple[int, str, str]]:
-    """Two runs, one after the other, by a caller in Python: envs in JAX, and host envs in lock step."""
-    return finish(script(folder, "jax", "lock_step"))
+    """Runs one after the other, by a caller in Python: envs in JAX, and host envs in lock step."""
+    return finish(script(folder, *KINDS))
 
 
-@pytest.mark.parametrize("kind", ["jax", "lock_step"])
-def test_two_processes_log_what_one_does(both: Any, folder: Path, tmp_path: Path, kind: str) -> None:
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Path:
+    """The same runs in this process."""
+    for kind in KINDS:
+        train(process_runs.config(kind), folder / "alone" / kind)
+    return folder / "alone"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_log_what_one_does(both: Any, folder: Path, alone: Path, kind: str) -> None:
     assert [status for status, _, _ in both] == [0, 0], both
-    train(process_runs.config(kind), tmp_path / "one")
-    found, expected = rows(folder / kind), rows(tmp_path / "one")
+    found, expected = rows(folder / kind), rows(alone / kind)
     assert [row["step"] for row in found] == [2 * STEPS, 4 * STEPS, 6 * STEPS]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.keys() == theirs.keys()
@@ -78,21 +92,46 @@ def test_only_process_0_prints_and_writes(both: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jax", "lock_step"])
-def test_one_process_goes_on(both: Any, folder: Path, tmp_path: Path, kind: str) -> None:
-    shutil.copytree(folder / kind, tmp_path / kind)
-    config = process_runs.config(kind)
-    config.total_steps = (UPDATES + 2) * STEPS
-    config.mesh = config_for("mesh", data=1)
-    trainer = Trainer(config, tmp_path / kind)
-    trainer.run()
-    assert trainer.updates == UPDATES + 2
-    assert [row["step"] for row in rows(tmp_path / kind)] == [2 * STEPS, 4 * STEPS, 6 * STEPS, 8 * STEPS]
+def test_one_process_goes_on(
+    both: Any, folder: Path, alone: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the same parameters as after a run that was one process's from its start."""
+    ended = []
+    for i, run in enumerate((folder / kind, alone / kind)):
+        shutil.copytree(run, tmp_path / str(i))
+        trainer = goes_on(process_runs.config(kind), tmp_path / str(i), UPDATES * STEPS, 2, capsys)
+        assert [row["step"] for row in rows(tmp_path / str(i))] == [2 * STEPS, 4 * STEPS, 6 * STEPS, 8 * STEPS]
+        ended.append(jax.device_get((trainer.state.params, trainer.state.opt_state)))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *ended)
+
+
+def goes_on(config: Any, workdir: Path, step: int, updates: int, capsys: pytest.CaptureFixture[str]) -> Trainer:
+    """One process takes up the run at `step`, for as many updates more."""
+    config.total_steps, config.mesh = step + updates * STEPS, config_for("mesh", data=1)
+    capsys.readouterr()
+    trainer = train(config, workdir)
+    assert f"resumed at step {step:,} (update {step // STEPS:,})" in capsys.readouterr().out
+    assert trainer.steps == step + updates * STEPS
+    return trainer
+
+
+@pytest.mark.slow
+def test_atari_in_two_processes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = finish(script(folder, "atari"))
+    assert [status for status, _, _ in found] == [0, 0], found
+    config = process_runs.config("atari")
+    train(config, tmp_path)
+    lines, expected = rows(folder / "atari"), rows(tmp_path)
+    assert [row["step"] for row in lines] == [2 * STEPS, 4 * STEPS, 6 * STEPS]
+    assert [row.keys() for row in lines] == [row.keys() for row in expected]
+    assert all(np.isfinite(row["loss/total"]) for row in lines)
+    goes_on(config, folder / "atari", UPDATES * STEPS, 2, capsys)
 
 
 # -- stopping and failing ------------------------------------------------------------------------------------------
 
 
-def test_sigterm_on_one_saves_on_all_at_the_same_update(folder: Path) -> None:
+def test_sigterm_on_one_saves_on_all_at_the_same_update(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = command(folder, "threads")
     for _ in wait_for(folder / "threads" / "metrics.jsonl"):
         assert all(process.poll() is None for process in running), finish(running)
@@ -101,10 +140,7 @@ def test_sigterm_on_one_saves_on_all_at_the_same_update(folder: Path) -> None:
     assert (status_0, status_1, silent) == (0, 0, "")
     step = saved_steps(folder / "threads")[-1]
     assert f"SIGTERM in process 1: saved at step {step:,}; the same command goes on" in out
-    config = process_runs.config("threads")
-    config.total_steps, config.mesh = step + STEPS, config_for("mesh", data=1)
-    trainer = train(config, folder / "threads")
-    assert trainer.steps == step + STEPS
+    goes_on(process_runs.config("threads"), folder / "threads", step, 1, capsys)
 
 
 def wait_for(path: Path, seconds: float = 240) -> Any:
@@ -181,3 +217,15 @@ def test_one_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_launchers_are_recognised(environment: dict[str, str], several: bool) -> None:
     assert processes._started_as_one_of_several(environment) is several
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_pod_with_an_index_is_recognised_where_jax_can_ask_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    find = importlib.util.find_spec
+    found = importlib.machinery.ModuleSpec("kubernetes", None) if installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found if name == "kubernetes" else find(name))
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}
+    assert processes._started_as_one_of_several(pod) is installed
+    assert not processes._started_as_one_of_several({"JOB_COMPLETION_INDEX": "0"})
