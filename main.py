@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError("--mode=eval needs --workdir, the folder of the run to evaluate")
     config = cli.load_config(_CONFIG.value, _WORKDIR.value, overrides=argv[1:])
     cli.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, train=_MODE.value == "train")
-    workdir = _WORKDIR.value or cli.new_workdir(config_flags.get_config_filename(flags.FLAGS["config"]))
+    workdir = cli.run_workdir(_WORKDIR.value, lambda: config_flags.get_config_filename(flags.FLAGS["config"]))
     cli.check(config, workdir, train=_MODE.value == "train")
 
     # Imported late, so that a wrong flag or config is answered before checkpointing and env suites load.

@@ -241,6 +241,20 @@ def check(config: Config, workdir: str, train: bool = True) -> None:
     RunFolder(workdir).check(config)
 
 
+def run_workdir(workdir: str | None, config_path: Callable[[], str]) -> str:
+    """The run's folder: that of --workdir, or else a new one.
+
+    Args:
+        workdir: as given to this process.
+        config_path: gives that of the config file.
+
+    Raises:
+        ConfigError: the processes were not given the same.
+    """
+    processes.same("--workdir", workdir)
+    return workdir or new_workdir(config_path())
+
+
 def new_workdir(config_path: str, root: str = "runs") -> str:
     """A folder for a new run: root/<config file>[-<argument>]/<date-time>, not there yet; process 0 names it."""
     file, _, argument = config_path.partition(":")

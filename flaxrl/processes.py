@@ -114,6 +114,16 @@ def fail(error: BaseException) -> None:
         _peers.fail(error)
 
 
+def same(what: str, value: str | None) -> None:
+    """Checks that all processes were given the same value of `what`.
+
+    Raises:
+        ConfigError: in all of them, with the values of two.
+    """
+    if _peers is not None:
+        _peers.same(what, value)
+
+
 def from_first(text: str) -> str:
     """The text that process 0 has, in all processes."""
     return text if _peers is None else _peers.from_first(lambda: text)

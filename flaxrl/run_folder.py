@@ -61,19 +61,18 @@ class RunFolder:
                 f"or start a new run with another --workdir (these may change: {', '.join(FREE)})"
             )
 
-    def match(self, config: build.Config, write: bool = True) -> None:
+    def match(self, config: build.Config) -> None:
         """Starts a run of `config` here, or checks that the one here is of the same and stores changed `FREE` fields.
+
+        Of several processes process 0 alone calls it: to the others the folder may look half made meanwhile.
 
         Args:
             config: the resolved config.
-            write: whether this process writes (process 0 alone does).
 
         Raises:
             ConfigError: as `check`; a value that cannot be stored.
         """
         self.check(config)
-        if not write:
-            return
         self.path.mkdir(parents=True, exist_ok=True)
         new = plain(config)
         if not self.has_run or self._read() != new:

@@ -57,17 +57,18 @@ def config(kind: str) -> Any:
         "eval": config_for("eval", every=every, episodes=2),
         "checkpoint": config_for("checkpoint", every=every, keep=20),
     }
-    threads = {"jax": None, "lock_step": 0}.get(kind, 1)
+    threads = {"jax": None, "gymnax": None, "lock_step": 0}.get(kind, 1)
     if threads is None:
-        env = config_for("scripted", mask="partial")
+        env = config_for("gymnax", game="CartPole-v1") if kind == "gymnax" else config_for("scripted", mask="partial")
         source = config_for("jax_rollout", num_envs=8, unroll_length=4)
     else:
         env = {
             "fails": config_for("tests.process_runs:EndsIn"),
             "killed": config_for("tests.process_runs:EndsIn", kill=True),
+            "atari": config_for("atari", game="pong"),
         }.get(kind, config_for("host_scripted"))
         source = config_for("actor_threads", num_envs=8, unroll_length=4, threads=threads, stall_seconds=60)
-    updates = {"jax": UPDATES, "lock_step": UPDATES}.get(kind, 100_000)
+    updates = UPDATES if kind in ("jax", "gymnax", "lock_step", "atari") else 100_000
     return small_config(updates * STEPS // 8, env, source, **fields)
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
+import importlib.machinery
+import importlib.util
 import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from flaxrl import ConfigError, Trainer, TrainingError, config_for, processes
-from flaxrl.trainers.metrics import MetricsBuffer
-from flaxrl.trainers.peers import Peers
 from tests import process_runs
 from tests.process_runs import ROOT, STEPS, UPDATES, finish, start
 from tests.small_runs import rows, saved_steps, train
@@ -52,22 +49,40 @@ def command(folder: Path, kind: str, *flags: str) -> list[subprocess.Popen]:
 # -- the same run --------------------------------------------------------------------------------------------------
 
 
+KINDS = ("jax", "gymnax", "lock_step")
+"""Of runs that are the same each time."""
+
+
 @pytest.fixture(scope="module")
 def both(folder: Path) -> list[tuple[int, str, str]]:
-    """Two runs, one after the other, by a caller in Python: envs in JAX, and host envs in lock step."""
-    return finish(script(folder, "jax", "lock_step"))
+    """Runs one after the other, by a caller in Python: envs in JAX, and host envs in lock step."""
+    return finish(script(folder, *KINDS))
 
 
-@pytest.mark.parametrize("kind", ["jax", "lock_step"])
-def test_two_processes_log_what_one_does(both: Any, folder: Path, tmp_path: Path, kind: str) -> None:
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Path:
+    """The same runs in this process."""
+    for kind in KINDS:
+        train(process_runs.config(kind), folder / "alone" / kind)
+    return folder / "alone"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_log_what_one_does(both: Any, folder: Path, alone: Path, kind: str) -> None:
     assert [status for status, _, _ in both] == [0, 0], both
-    train(process_runs.config(kind), tmp_path / "one")
-    found, expected = rows(folder / kind), rows(tmp_path / "one")
+    found, expected = rows(folder / kind), rows(alone / kind)
     assert [row["step"] for row in found] == [2 * STEPS, 4 * STEPS, 6 * STEPS]
     for ours, theirs in zip(found, expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        values = {k: v for k, v in ours.items() if not k.startswith("time/") or k == "time/updates"}
-        assert values == pytest.approx({k: theirs[k] for k in values}, rel=1e-4, abs=1e-5)
+        ours, theirs = (
+            {k: v for k, v in row.items() if not k.startswith("time/") or k == "time/updates"} for row in (ours, theirs)
+        )
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    assert names(found) == names(expected)
+
+
+def names(lines: list[dict[str, Any]]) -> set[str]:
+    """Of all scalars: what a thread times beside the loop may come a line later."""
+    return set().union(*lines)
 
 
 def test_only_process_0_prints_and_writes(both: Any, folder: Path) -> None:
@@ -84,21 +99,46 @@ def test_only_process_0_prints_and_writes(both: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jax", "lock_step"])
-def test_one_process_goes_on(both: Any, folder: Path, tmp_path: Path, kind: str) -> None:
-    shutil.copytree(folder / kind, tmp_path / kind)
-    config = process_runs.config(kind)
-    config.total_steps = (UPDATES + 2) * STEPS
-    config.mesh = config_for("mesh", data=1)
-    trainer = Trainer(config, tmp_path / kind)
-    trainer.run()
-    assert trainer.updates == UPDATES + 2
-    assert [row["step"] for row in rows(tmp_path / kind)] == [2 * STEPS, 4 * STEPS, 6 * STEPS, 8 * STEPS]
+def test_one_process_goes_on(
+    both: Any, folder: Path, alone: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the same parameters as after a run that was one process's from its start."""
+    ended = []
+    for i, run in enumerate((folder / kind, alone / kind)):
+        shutil.copytree(run, tmp_path / str(i))
+        trainer = goes_on(process_runs.config(kind), tmp_path / str(i), UPDATES * STEPS, 2, capsys)
+        assert [row["step"] for row in rows(tmp_path / str(i))] == [2 * STEPS, 4 * STEPS, 6 * STEPS, 8 * STEPS]
+        ended.append(jax.device_get((trainer.state.params, trainer.state.opt_state)))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *ended)
+
+
+def goes_on(config: Any, workdir: Path, step: int, updates: int, capsys: pytest.CaptureFixture[str]) -> Trainer:
+    """One process takes up the run at `step`, for as many updates more."""
+    config.total_steps, config.mesh = step + updates * STEPS, config_for("mesh", data=1)
+    capsys.readouterr()
+    trainer = train(config, workdir)
+    assert f"resumed at step {step:,} (update {step // STEPS:,})" in capsys.readouterr().out
+    assert trainer.steps == step + updates * STEPS
+    return trainer
+
+
+@pytest.mark.slow
+def test_atari_in_two_processes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = finish(script(folder, "atari"))
+    assert [status for status, _, _ in found] == [0, 0], found
+    config = process_runs.config("atari")
+    train(config, tmp_path)
+    lines, expected = rows(folder / "atari"), rows(tmp_path)
+    assert [row["step"] for row in lines] == [2 * STEPS, 4 * STEPS, 6 * STEPS]
+    assert names(lines) == names(expected)
+    assert all(np.isfinite(row["loss/total"]) for row in lines)
+    goes_on(config, folder / "atari", UPDATES * STEPS, 2, capsys)
 
 
 # -- stopping and failing ------------------------------------------------------------------------------------------
 
 
-def test_sigterm_on_one_saves_on_all_at_the_same_update(folder: Path) -> None:
+def test_sigterm_on_one_saves_on_all_at_the_same_update(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = command(folder, "threads")
     for _ in wait_for(folder / "threads" / "metrics.jsonl"):
         assert all(process.poll() is None for process in running), finish(running)
@@ -107,10 +147,7 @@ def test_sigterm_on_one_saves_on_all_at_the_same_update(folder: Path) -> None:
     assert (status_0, status_1, silent) == (0, 0, "")
     step = saved_steps(folder / "threads")[-1]
     assert f"SIGTERM in process 1: saved at step {step:,}; the same command goes on" in out
-    config = process_runs.config("threads")
-    config.total_steps, config.mesh = step + STEPS, config_for("mesh", data=1)
-    trainer = train(config, folder / "threads")
-    assert trainer.steps == step + STEPS
+    goes_on(process_runs.config("threads"), folder / "threads", step, 1, capsys)
 
 
 def wait_for(path: Path, seconds: float = 240) -> Any:
@@ -136,102 +173,6 @@ def test_a_killed_process_ends_all(folder: Path) -> None:
 
 
 # -- the parts -----------------------------------------------------------------------------------------------------
-
-
-class Store:
-    """What jax's client does with keys and values, for threads instead of processes."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        assert allow_overwrite or key not in self._values
-        self._values[key] = value
-
-    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
-        return [(k, v) for k, v in list(self._values.items()) if k.startswith(folder)]
-
-    def key_value_delete(self, key: str) -> None:
-        for k in [k for k in self._values if k == key or k.startswith(key + "/")]:
-            del self._values[k]
-
-    def blocking_key_value_get(self, key: str, timeout_ms: int) -> str:
-        deadline = time.monotonic() + timeout_ms / 1000
-        while key not in self._values:
-            if time.monotonic() > deadline:
-                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
-            time.sleep(0.001)
-        return self._values[key]
-
-
-def together(count: int, work: Callable[[Peers], Any]) -> list[Any]:
-    """What `work` gives in each of `count` processes, which are threads here."""
-    store = Store()
-    with ThreadPoolExecutor(count) as pool:
-        peers = [Peers(store, i, count) for i in range(count)]
-        found = list(pool.map(work, peers))
-        for each in peers:
-            each.close()
-    return found
-
-
-def test_all_stop_at_the_same_call_however_fast_they_are() -> None:
-    asked = threading.Event()
-
-    def work(peers: Peers) -> tuple[int, str | None]:
-        peers.begin(lambda: "SIGINT" if peers.index == 1 and asked.is_set() else None, {})
-        for call in itertools.count(7):
-            if peers.stops_at(call):
-                return call, peers.stop_asked
-            time.sleep(0.002 * (1 + peers.index))
-            if call == 20:
-                asked.set()
-        raise AssertionError
-
-    found = together(3, work)
-    assert len({call for call, _ in found}) == 1 and found[0][0] > 20
-    assert found[0][1] == "SIGINT in process 1"
-
-
-def test_a_second_run_is_not_stopped_by_the_first() -> None:
-    def work(peers: Peers) -> list[int]:
-        calls = []
-        for asked in (lambda: "SIGTERM", lambda: None):
-            peers.begin(asked, {})
-            calls.append(next(i for i in range(400) if peers.stops_at(i) or time.sleep(0.005) or i == 399))
-            peers.agree(None, lambda _: None)
-        return calls
-
-    (first, second), other = together(2, work)
-    assert [first, second] == other and first < 399 and second == 399
-
-
-def test_what_process_0_decides_all_know() -> None:
-    def work(peers: Peers) -> list[Any]:
-        sums = [peers.agree(round_ * (peers.index + 1), sum) for round_ in range(4)]
-        return [*sums, peers.from_first(lambda: {"a": peers.index, "b": 0.1})]
-
-    assert together(3, work) == 3 * [[0, 6, 12, 18, {"a": 0, "b": 0.1}]]
-
-
-def test_different_configs_are_refused_by_all() -> None:
-    def work(peers: Peers) -> str:
-        with pytest.raises(ConfigError) as caught:
-            peers.begin(lambda: None, {"seed": peers.index, "loss": {"name": "vtrace"}})
-        return str(caught.value)
-
-    assert together(2, work) == 2 * ["process 1 was given another config than process 0; they differ in seed"]
-
-
-def test_host_metrics_are_added_over_processes_whatever_their_names() -> None:
-    def work(peers: Peers) -> dict[str, float]:
-        buffer = MetricsBuffer()
-        buffer.add({"time/a_seconds": (2.0 + peers.index, 1.0)})
-        if peers.index == 1:  # an episode ended here alone
-            buffer.add({"actor/episode_return": (9.0, 3.0)})
-        return buffer.read(peers.agree)
-
-    assert together(2, work) == 2 * [{"actor/episode_return": 3.0, "time/a_seconds": 2.5}]
 
 
 @pytest.mark.parametrize(
@@ -283,3 +224,15 @@ def test_one_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_launchers_are_recognised(environment: dict[str, str], several: bool) -> None:
     assert processes._started_as_one_of_several(environment) is several
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_pod_with_an_index_is_recognised_where_jax_can_ask_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    find = importlib.util.find_spec
+    found = importlib.machinery.ModuleSpec("kubernetes", None) if installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found if name == "kubernetes" else find(name))
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}
+    assert processes._started_as_one_of_several(pod) is installed
+    assert not processes._started_as_one_of_several({"JOB_COMPLETION_INDEX": "0"})

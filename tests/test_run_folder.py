@@ -155,11 +155,6 @@ def test_no_run_names_the_runs_nearby(tmp_path: Path) -> None:
         RunFolder(tmp_path / "vtrace" / "onee").load_config()
 
 
-def test_only_the_writing_process_writes(tmp_path: Path) -> None:
-    RunFolder(tmp_path).match(make_config(), write=False)
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_failed_write_keeps_the_old_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RunFolder(tmp_path).match(make_config())
 

@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 _LOCK = threading.RLock()
+_LOADING: set[str] = set()  # changes under the lock: who holds it and finds a name here is the thread that loads it
 
 
 class _Deferred(types.ModuleType):
@@ -17,12 +18,26 @@ class _Deferred(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         # Reached only for what is not there: what an import itself reads is (__spec__, __path__).
         with _LOCK:
-            if isinstance(self, _Deferred):  # no other thread has loaded it meanwhile
-                object.__setattr__(self, "__class__", types.ModuleType)
-                spec = self.__spec__
-                assert spec is not None and spec.loader is not None
-                spec.loader.exec_module(self)
-        return getattr(self, name)
+            # Not where another thread has loaded it meanwhile, nor where its own code asks for what is still to come.
+            if type(self) is _Deferred and self.__name__ not in _LOADING:
+                _load(self)
+        return types.ModuleType.__getattribute__(self, name)
+
+
+def _load(module: _Deferred) -> None:
+    """Runs the module's code; only then may others see it as one like any other."""
+    name, spec = module.__name__, module.__spec__
+    assert spec is not None and spec.loader is not None
+    _LOADING.add(name)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if sys.modules.get(name) is module:  # the next import tries anew, as after any failed one
+            del sys.modules[name]
+        raise
+    finally:
+        _LOADING.discard(name)
+    object.__setattr__(module, "__class__", types.ModuleType)
 
 
 def defer(*names: str) -> None:

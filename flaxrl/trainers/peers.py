@@ -8,6 +8,7 @@ thread waits in a collective for one that failed ends as well, with the reason.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import jax
 
 from flaxrl.errors import ConfigError, TrainingError
-from flaxrl.run_folder import flatten
+from flaxrl.trainers.differences import config_difference, value_difference
 
 _POLL_S = 0.25
 _BEAT_S = 2.0
@@ -57,12 +58,13 @@ class Peers:
 
     # -- stopping at the same update -------------------------------------------------------------------------------
 
-    def begin(self, asked: Callable[[], str | None], config: dict[str, Any]) -> None:
+    def begin(self, asked: Callable[[], str | None], config: dict[str, Any], workdir: str) -> None:
         """A new run begins, in all processes.
 
         Args:
             asked: says why this process was told to stop, or None.
             config: of the run, JSON-able.
+            workdir: its folder's path.
 
         Raises:
             ConfigError: the processes were given different ones.
@@ -71,9 +73,10 @@ class Peers:
             self._run += 1
             self._new_run()
             self._asked = asked
-        fault = self.agree(config, _difference)
+        fault = self.agree(config, config_difference)
         if fault:
             raise ConfigError(fault)
+        self.same("workdir", workdir)
 
     def _new_run(self) -> None:
         self._position = -1
@@ -103,21 +106,25 @@ class Peers:
 
     def _agree_on_stop(self, seen: dict[str, str]) -> None:
         """The watching thread's part in `stops_at`; `seen` is what the processes have said so far."""
-        asked, position = f"stop/{self._run}", f"at/{self._run}/"
-        reason = self._asked()
-        if reason is not None and asked not in seen:
-            self._say(f"{_WATCH}{asked}", reason if self.index == 0 else f"{reason} in process {self.index}")
-        elif asked in seen:
-            with self._changed:
-                first, self._stop = self._stop is None, seen[asked]
-                own = self._position
-            if first:
-                self._say(f"{_WATCH}{position}{self.index}", str(own))
-            told = [int(value) for key, value in seen.items() if key.startswith(position)]
-            if len(told) == self.count:
-                with self._changed:
-                    self._stop_at = max(told) + 1
-                    self._changed.notify_all()
+        with self._changed:
+            run, asked_here = self._run, self._asked
+        asked, position = f"stop/{run}", f"at/{run}/"
+        reason = asked_here()
+        if asked not in seen:
+            if reason is not None:
+                self._say(f"{_WATCH}{asked}", reason if self.index == 0 else f"{reason} in process {self.index}")
+            return
+        with self._changed:
+            if self._run != run:  # another one has begun meanwhile
+                return
+            self._stop, own = seen[asked], self._position  # which does not change any more
+        if f"{position}{self.index}" not in seen:  # again, where it did not arrive
+            self._say(f"{_WATCH}{position}{self.index}", str(own))
+        told = [int(value) for key, value in seen.items() if key.startswith(position)]
+        with self._changed:
+            if self._run == run and len(told) == self.count:
+                self._stop_at = max(told) + 1
+                self._changed.notify_all()
 
     # -- sharing what one knows ------------------------------------------------------------------------------------
 
@@ -147,6 +154,16 @@ class Peers:
         if self.count == 1:
             return compute()
         return self.agree(compute() if self.index == 0 else None, lambda values: values[0])
+
+    def same(self, what: str, value: str | None) -> None:
+        """Checks that all processes were given the same value of `what`.
+
+        Raises:
+            ConfigError: in all of them, with the values of two.
+        """
+        fault = self.agree(value, functools.partial(value_difference, what))
+        if fault:
+            raise ConfigError(fault)
 
     def _say(self, key: str, text: str) -> None:
         self._client.key_value_set(key, text, allow_overwrite=True)
@@ -253,16 +270,6 @@ class Peers:
                 self._exit_code = 1
                 self._say(f"{_WATCH}failed/0", f"1 {lost}")
                 self._end(1, lost)
-
-
-def _difference(configs: list[dict[str, Any]]) -> str | None:
-    """Where the processes' configs are not the same."""
-    first = flatten(configs[0])
-    for i, config in enumerate(map(flatten, configs)):
-        differing = sorted(k for k in first.keys() | config.keys() if first.get(k) != config.get(k))
-        if differing:
-            return f"process {i} was given another config than process 0; they differ in {', '.join(differing)}"
-    return None
 
 
 def settle(tree: Any) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 from flaxrl import processes, run_folder
 from flaxrl.compilation_cache import use_cache
 from flaxrl.envs.base import HostEnv
-from flaxrl.errors import TrainingError
 from flaxrl.trainers.announcement import announcement
 from flaxrl.trainers.checkpoint import Checkpointer
 from flaxrl.trainers.clock import DeviceClock
@@ -28,6 +27,8 @@ from flaxrl.trainers.plan import check
 from flaxrl.trainers.progress import Progress
 from flaxrl.trainers.setup import build_agent, env_factory, fold_in, init_state, run_key
 from flaxrl.trainers.sharding import bind_unroll
+from flaxrl.trainers.shared_folder import check_shared
+from flaxrl.trainers.skipped_steps import check_skipped
 from flaxrl.trainers.source import Data, Runtime, SourceStopped, iterate
 from flaxrl.trainers.update import make_update
 from flaxrl.trainers.writers import make_writers
@@ -70,7 +71,7 @@ class Trainer:
         peers = self._peers = processes.current()
         use_cache()
         with Interrupt() as interrupt, contextlib.ExitStack() as self._resources, peers.together():
-            peers.begin(lambda: interrupt.requested, run_folder.plain(self.config))
+            peers.begin(lambda: interrupt.requested, run_folder.plain(self.config), str(self.workdir.absolute()))
             self._set_up()
             done = self.updates >= plan.total_updates
             # stopped in its last evaluation
@@ -132,9 +133,11 @@ class Trainer:
         self._checkpointer = Checkpointer(self.workdir / "checkpoints", plan.checkpoint.keep, plan.checkpoint.keep_best)
         resources.callback(self._checkpointer.close)
         self.data: Data = self.source.init(self.state, jax.random.fold_in(self._key, 2**31 - 1))
+        check_shared(self._folder, self._peers)
         self._restore()
         # Only now, so that a config that cannot be set up does not claim the folder.
-        self._folder.match(self.config, write=jax.process_index() == 0)
+        self._peers.from_first(lambda: self._folder.match(self.config))
+        check_shared(self._folder, self._peers)
         self._writers = make_writers(plan.log.writers, self.workdir, self.steps)
         resources.callback(self._writers.close)
         self._writers.write_hparams(run_folder.flatten(run_folder.plain(self.config)))
@@ -240,29 +243,14 @@ class Trainer:
         self._writers.flush()
         self._log_seconds = time.perf_counter() - now
         self.source.check(self.data)
-        self._check_skipped(metrics.get("loss/skipped", 0.0), updates)
+        share, in_row = metrics.get("loss/skipped", 0.0), self.state.skipped_in_row
+        check_skipped(share, updates, in_row, self.plan.learner, self.steps, self.progress.print)
 
     def _time_metrics(self) -> dict[str, float]:
         """What the device and the last log took; left out where nothing was timed."""
         seconds, calls = self._device_clock.read()
         metrics = {} if not calls else {"time/update_seconds": seconds / (calls * self.plan.updates_per_call)}
         return metrics if self._log_seconds is None else metrics | {"time/log_seconds": self._log_seconds}
-
-    def _check_skipped(self, share: float, updates: int) -> None:
-        """Tells of gradient steps that were skipped since the last log; ends the run after too many in a row."""
-        if not share:
-            return
-        settings, in_row = self.plan.learner, int(self.state.skipped_in_row)
-        steps = updates * settings.epochs * settings.minibatches
-        self.progress.print(
-            f"warning: loss or gradient not finite: skipped {round(share * steps)} of the {steps} gradient steps up to "
-            f"step {self.steps:,}, the last {in_row} in a row"
-        )
-        if in_row >= settings.max_skipped:
-            raise TrainingError(
-                f"loss or gradient not finite in the last {in_row} gradient steps (step {self.steps:,}, "
-                f"learner.max_skipped = {settings.max_skipped}); the last good checkpoint stays"
-            )
 
     def _evaluate(self, even_if_stopped: bool = True) -> None:
         """Whole episodes on envs of its own, in process 0; keeps the parameters where they are the best so far."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
+from flaxrl.trainers import clock as clock_module
 from flaxrl.trainers.clock import DeviceClock
 
 
@@ -17,35 +19,36 @@ class Result:
         self.done = threading.Event()
 
     def block_until_ready(self) -> Result:
-        self.done.wait(10)
+        assert self.done.wait(60)
         return self
 
 
-def _later(result: Result, seconds: float) -> None:
-    threading.Timer(seconds, result.done.set).start()
-
-
-def test_each_call_counts_from_the_end_of_the_one_before():
+def test_each_call_counts_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: now[0])
     clock = DeviceClock()
     results = [Result() for _ in range(4)]
     call = clock.timed(lambda i: ("state", {"loss": results[i]}))
     try:
-        call(0)  # would compile: left out, and not waited for
-        began = time.perf_counter()
-        for i in (1, 2, 3):
+        for i in range(4):  # none is waited for; the first would compile, and is left out
             call(i)
-        assert time.perf_counter() - began < 0.1, "the loop waited"
-        for i, seconds in ((1, 0.2), (2, 0.3), (3, 0.4)):
-            _later(results[i], seconds)
-        while (seen := clock._count) < 3:
-            time.sleep(0.01)
-        seconds, calls = clock.read()
-        # Dispatched together, one after another on the device: 0.4 s in all, not 0.2 + 0.3 + 0.4.
-        assert (seen, calls) == (3, 3) and 0.4 <= seconds < 0.7
+        for i, at in ((1, 100.25), (2, 100.5), (3, 101.0)):
+            now[0] = at
+            results[i].done.set()
+            wait_for(lambda count=i: clock._count == count)
+        # Dispatched together, one after another on the device: 1 s in all, not 0.25 + 0.5 + 1.
+        assert clock.read() == (1.0, 3)
         assert clock.read() == (0.0, 0)
     finally:
         clock.close()
         clock.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_failed_result_does_not_end_it():
