@@ -93,6 +93,7 @@ def test_programs_unused_for_a_month_are_deleted(unset: Path):
     assert sorted(p.name for p in folder.iterdir()) == ["new", "used"]
 
 
+@pytest.mark.slow
 def test_a_second_run_compiles_nothing(tmp_path: Path):
     """Two processes with the same config: the second adds no program to the folder."""
     code = (

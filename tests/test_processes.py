@@ -98,7 +98,7 @@ def test_only_process_0_prints_and_writes(both: Any, folder: Path) -> None:
     assert saved_steps(folder / "jax") == [2 * STEPS, 4 * STEPS, 6 * STEPS]
 
 
-@pytest.mark.parametrize("kind", ["jax", "lock_step"])
+@pytest.mark.parametrize("kind", ["jax", pytest.param("lock_step", marks=pytest.mark.slow)])
 def test_one_process_goes_on(
     both: Any, folder: Path, alone: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def test_atari_refuses_a_source_without_actors(config: str):
         atari.main([f"--config={config}:jax"])
 
 
+@pytest.mark.slow
 def test_learner(capsys: pytest.CaptureFixture[str]):
     sizes = ["--torsos", "nature", "--cores", "lstm", "--unroll", "1", "--batch", "4"]
     result = learner.main([*sizes, "--seconds", "0.01", "--repeats", "1"])
@@ -105,6 +106,7 @@ def test_memory(config: str, capsys: pytest.CaptureFixture[str]):
     assert line["first_mib"] > 50
 
 
+@pytest.mark.slow
 def test_startup(config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     startup.main([f"--configs={config}", "--modules=json"])

@@ -45,7 +45,7 @@ def learned(name: str, optimizer: Optimizer, devices: int, accumulation: int, up
     return host((state.params, out.metrics, out.priorities))
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_pieces_change_neither_gradient_nor_metrics(name: str, devices: int) -> None:
     """With SGD of rate 1 the parameters show the gradient."""
@@ -53,7 +53,7 @@ def test_pieces_change_neither_gradient_nor_metrics(name: str, devices: int) -> 
     assert_close(whole, pieces, 1e-5)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_pieces_do_not_change_training(devices: int) -> None:
     whole, pieces = (learned("vtrace-lstm", ADAM, devices, n, updates=3) for n in (1, 4))
     assert_close(whole, pieces, 1e-5)
@@ -143,6 +143,7 @@ def test_pieces_must_divide_a_minibatch_on_a_device() -> None:
         check(config(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["vtrace", "surrogate:Surrogate"])
 def test_a_run_in_pieces(tmp_path: Any, loss: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Acting, preparing and learning together give the parameters of the run that is not split."""

@@ -45,7 +45,7 @@ def _moved(found: list[Collective]) -> dict[str, int]:
     return {kind: sum(sum(c.sizes) for c in found if c.kind == kind) for kind in {c.kind for c in found}}
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SPECS)
 def test_data_mesh_reduces_the_gradient_once(name: str, accumulation: int) -> None:
     found, parameters = _one_step(name, data=4, accumulation=accumulation)
@@ -55,7 +55,7 @@ def test_data_mesh_reduces_the_gradient_once(name: str, accumulation: int) -> No
     assert set(moved) == {"all-reduce"} and parameters <= moved["all-reduce"] <= parameters + SCALARS, found
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SPECS)
 def test_fsdp_mesh_moves_nothing_in_loops_and_no_batch(name: str, accumulation: int) -> None:
     found, parameters = _one_step(name, data=2, fsdp=2, rules=KERNELS, accumulation=accumulation)
@@ -77,8 +77,10 @@ SHUFFLED = {
 LAYOUTS = {"data": {"data": 4}, "both": {"data": 2, "fsdp": 2}, "fsdp": {"data": 1, "fsdp": 4}}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", SHUFFLED)
+@pytest.mark.parametrize("layout", ["data", "both", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "pieces" in name else ()) for name in SHUFFLED]
+)
 def test_a_minibatch_reduces_the_gradient_once_and_nothing_else_moves(name: str, layout: str) -> None:
     loss, spec, core, settings = SHUFFLED[name]
     settings = settings | {"loss": loss, "epochs": 2, "minibatches": 2, "rules": KERNELS} | LAYOUTS[layout]

@@ -72,9 +72,9 @@ class Watched(Trainer):
 @pytest.mark.parametrize(
     ("mesh", "source"),
     [
-        ("data", "jax"),
-        ("fsdp", "lock-step"),
         ("both", "threads"),
+        pytest.param("data", "jax", marks=SLOW),
+        pytest.param("fsdp", "lock-step", marks=SLOW),
         *[pytest.param("both", source, marks=SLOW) for source in ("jax", "lock-step")],
         *[pytest.param("data", source, marks=SLOW) for source in ("lock-step", "threads")],
         *[pytest.param("fsdp", source, marks=SLOW) for source in ("jax", "threads")],
@@ -102,7 +102,7 @@ def test_runs_evaluate_save_and_resume_on_any_mesh(tmp_path: Path, mesh: str, so
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", [pytest.param(m, marks=() if m == "both" else SLOW) for m in MESHES])
 def test_the_start_tells_what_a_device_holds(tmp_path: Path, mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of(mesh, 1, "lock-step", "feed_forward", log=config_for("log", every=8, writers=()))
     config.model.torso.hidden = (64, 512)
@@ -130,10 +130,12 @@ def test_the_start_tells_what_a_device_holds(tmp_path: Path, mesh: str, capsys: 
 # -- another mesh ------------------------------------------------------------------------------------------------------
 
 MOVES = [
-    ("one", "data"),
     ("data", "one"),
-    ("data", "both"),
-    *[pytest.param(*move, marks=SLOW) for move in (("both", "data"), ("one", "fsdp"), ("fsdp", "one"))],
+    ("one", "fsdp"),
+    *[
+        pytest.param(*move, marks=SLOW)
+        for move in (("one", "data"), ("data", "both"), ("both", "data"), ("fsdp", "one"))
+    ],
 ]
 
 

@@ -138,7 +138,7 @@ def _adam(**layout):
     return host(state.params)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["data", "fsdp", pytest.param("fsdp_only", marks=pytest.mark.slow)])
 def test_devices_change_neither_loss_nor_gradient(layout, single):
     gradient, metrics = _gradient(**LAYOUTS[layout])
     assert metrics["loss/skipped"][0] == 0
@@ -146,6 +146,6 @@ def test_devices_change_neither_loss_nor_gradient(layout, single):
     assert_close(metrics, single[0][1], 2e-6)
 
 
-@pytest.mark.parametrize("layout", ["data", "fsdp"])
+@pytest.mark.parametrize("layout", ["data", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_devices_do_not_change_training(layout, single):
     assert_close(_adam(**LAYOUTS[layout]), single[1], 1e-5)
