@@ -60,7 +60,9 @@ def told(workdir: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    "config", [recurrent, sharded, steps, pytest.param(game, marks=pytest.mark.slow)], ids=lambda f: f.__name__
+    "config",
+    [recurrent, sharded, *[pytest.param(f, marks=pytest.mark.slow) for f in (steps, game)]],
+    ids=lambda f: f.__name__,
 )
 def test_resumed_is_uninterrupted(tmp_path: Path, config: Any) -> None:
     """2 N updates are N, a stop, and N: state, env states, recurrent states, keys, counters, schedules, statistics."""
