@@ -45,19 +45,17 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds something else, or a run whose config differs outside `FREE`.
         """
-        new = flatten(plain(config))
         if not self.has_run:
             self._check_usable()
             return
-        old = flatten(self._completed())
-        differing = [
-            f"{path} {_show(old.get(path, _ABSENT))} -> {_show(new.get(path, _ABSENT))}"
-            for path in sorted(old.keys() | new.keys())
-            if not _free(path) and not _same(old.get(path, _ABSENT), new.get(path, _ABSENT))
+        changes = [
+            f"{path} {_show(old)} -> {_show(new)}"
+            for path, (old, new) in differences(self._completed(), plain(config)).items()
+            if not _free(path)
         ]
-        if differing:
+        if changes:
             raise ConfigError(
-                f"{self.path} holds a run of another config: {', '.join(differing)}; set these back to resume it, "
+                f"{self.path} holds a run of another config: {', '.join(changes)}; set these back to resume it, "
                 f"or start a new run with another --workdir (these may change: {', '.join(FREE)})"
             )
 
@@ -174,6 +172,16 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in config.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Where two nested dicts differ: dotted path -> the two values, sorted; a field that is None is not one absent."""
+    flat_old, flat_new = flatten(old), flatten(new)
+    pairs = {
+        path: (flat_old.get(path, _ABSENT), flat_new.get(path, _ABSENT))
+        for path in sorted(flat_old.keys() | flat_new.keys())
+    }
+    return {path: pair for path, pair in pairs.items() if not _same(*pair)}
 
 
 def versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from absl import flags
 
-from flaxrl import cli, processes
+from flaxrl import cli
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.run_folder import RunFolder
 
@@ -271,24 +271,6 @@ def test_ctrl_c_before_training_has_no_traceback(run: Run, monkeypatch: pytest.M
     monkeypatch.setattr(cli, "new_workdir", interrupted)
     result = run("--config=exp.py")
     assert (result.code, result.err) == (130, "error: interrupted\n")
-
-
-def test_every_process_tells_its_workdir(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that was given it: the processes speak in turn, and one that skips a turn would answer another's."""
-    told: list[Any] = []
-
-    class Others:
-        def same(self, what: str, value: str | None) -> None:
-            told.append((what, value))
-
-        def from_first(self, compute: Any) -> Any:
-            told.append("from_first")
-            return compute()
-
-    monkeypatch.setattr(processes, "_peers", Others())
-    assert cli.run_workdir("w", lambda: "none") == "w"
-    assert cli.run_workdir(None, lambda: "exp.py").startswith("runs/exp/")
-    assert told == [("--workdir", "w"), ("--workdir", None), "from_first"]
 
 
 def test_checks_import_nothing_heavy(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from flaxrl import ConfigError, Trainer, TrainingError, config_for, processes
+from flaxrl import ConfigError, Trainer, TrainingError, cli, config_for, processes
 from tests import process_runs
 from tests.process_runs import ROOT, STEPS, UPDATES, finish, start
 from tests.small_runs import rows, saved_steps, train
@@ -236,3 +236,21 @@ def test_a_pod_with_an_index_is_recognised_where_jax_can_ask_the_cluster(
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}
     assert processes._started_as_one_of_several(pod) is installed
     assert not processes._started_as_one_of_several({"JOB_COMPLETION_INDEX": "0"})
+
+
+def test_every_process_tells_its_workdir(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was given it: the processes speak in turn, and one that skips a turn would answer another's."""
+    told: list[Any] = []
+
+    class Others:
+        def same(self, what: str, value: str | None) -> None:
+            told.append((what, value))
+
+        def from_first(self, compute: Any) -> Any:
+            told.append("from_first")
+            return compute()
+
+    monkeypatch.setattr(processes, "_peers", Others())
+    assert cli.run_workdir("w", lambda: "none") == "w"
+    assert cli.run_workdir(None, lambda: "exp.py").startswith("runs/exp/")
+    assert told == [("--workdir", "w"), ("--workdir", None), "from_first"]

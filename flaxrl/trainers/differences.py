@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from flaxrl.run_folder import flatten
+from flaxrl.run_folder import differences
 
 
 def config_difference(configs: list[dict[str, Any]]) -> str | None:
     """Where the processes' configs are not the same; None where they are."""
-    first = flatten(configs[0])
-    for i, config in enumerate(map(flatten, configs)):
-        differing = sorted(k for k in first.keys() | config.keys() if first.get(k) != config.get(k))
+    for i, config in enumerate(configs):
+        differing = differences(configs[0], config)
         if differing:
             return f"process {i} was given another config than process 0; they differ in {', '.join(differing)}"
     return None

@@ -16,6 +16,7 @@ import pytest
 from flaxrl import ConfigError
 from flaxrl.run_folder import RunFolder
 from flaxrl.trainers import shared_folder
+from flaxrl.trainers.differences import config_difference
 from flaxrl.trainers.metrics import MetricsBuffer
 from flaxrl.trainers.peers import Peers
 
@@ -137,6 +138,16 @@ def test_different_configs_are_refused_by_all() -> None:
         return str(caught.value)
 
     assert together(2, work) == 2 * ["process 1 was given another config than process 0; they differ in seed"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [({"clip": None}, {}), ({}, {"clip": None}), ({"clip": None}, {"clip": 1}), ({"clip": 1}, {"clip": True})],
+)
+def test_none_is_not_missing_and_true_is_not_one(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    told = config_difference([{"loss": ours}, {"loss": theirs}])
+    assert told == "process 1 was given another config than process 0; they differ in loss.clip"
+    assert config_difference([{"loss": ours}] * 3) is None
 
 
 def test_different_workdirs_are_refused_by_all() -> None:
