@@ -92,6 +92,16 @@ class RunFolder:
         config.lock()
         return config
 
+    def fields(self) -> dict[str, Any]:
+        """The stored config as dotted path -> value; a class of the user's need not be there any more.
+
+        Raises:
+            ConfigError: no run here.
+        """
+        if not self.has_run:
+            raise ConfigError(f"{self.path} holds no run (no config.json){self._nearby()}")
+        return flatten(self._completed())
+
     def evaluated(self, step: int) -> bool:
         """Whether `metrics.jsonl` holds an evaluation at `step`."""
         path = self.path / "metrics.jsonl"

@@ -161,24 +161,24 @@ class Atari(HostEnv):
         """A vector env. Its own life options are off: one starts a new game, the other reports a termination."""
         from ale_py.vector_env import AtariVectorEnv
 
-        settings: dict[str, Any] = dict(
-            num_threads=self.env_threads,
-            max_num_frames_per_episode=self.max_frames,
-            repeat_action_probability=self.sticky_actions,
-            full_action_space=self.full_action_space,
-            autoreset_mode="NextStep",
-            img_height=self.image_size,
-            img_width=self.image_size,
-            grayscale=self.grayscale,
-            stack_num=self.stack,
-            frameskip=self.frame_skip,
-            maxpool=True,
-            noop_max=self.noop_max,
-            episodic_life=False,
-            life_loss_info=False,
-            reward_clipping=False,
-            use_fire_reset=self.fire_reset,
-        )
+        settings: dict[str, Any] = {
+            "num_threads": self.env_threads,
+            "max_num_frames_per_episode": self.max_frames,
+            "repeat_action_probability": self.sticky_actions,
+            "full_action_space": self.full_action_space,
+            "autoreset_mode": "NextStep",
+            "img_height": self.image_size,
+            "img_width": self.image_size,
+            "grayscale": self.grayscale,
+            "stack_num": self.stack,
+            "frameskip": self.frame_skip,
+            "maxpool": True,
+            "noop_max": self.noop_max,
+            "episodic_life": False,
+            "life_loss_info": False,
+            "reward_clipping": False,
+            "use_fire_reset": self.fire_reset,
+        }
         return AtariVectorEnv(self.rom, num_envs, **settings | changes)
 
     def _read(self, info: dict[str, np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -19,17 +20,14 @@ from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv
 from flaxrl.envs.spec import env_action
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
+from flaxrl.trainers.acting import MAX_STEPS, EvaluationStopped, choose
+from flaxrl.trainers.clips import write_clip
 from flaxrl.trainers.peers import settle
-from flaxrl.trainers.setup import act_context, env_factory
+from flaxrl.trainers.setup import env_factory
 from flaxrl.trainers.sharding import replicated
+from flaxrl.trainers.video import Recorder, film
+from flaxrl.trainers.writers import Writer
 from flaxrl.types import LAST, Array, PyTree
-
-MAX_STEPS = 108_000
-"""An episode that has not ended after as many steps is cut there, and counted as unfinished."""
-
-
-class EvaluationStopped(Exception):
-    """An evaluation ended before its episodes did, because it was told to."""
 
 
 class Evaluator:
@@ -57,6 +55,8 @@ class Evaluator:
             self._act = jax.jit(self._act_row)
         else:
             self._play = jax.jit(self._play_jax)
+        self._make_recorder = functools.partial(Recorder, make_env, agent, settings, settings.video_episodes, stop)
+        self._recorder: Recorder | None = None
 
     def run(self, params: PyTree, variables: PyTree) -> dict[str, float]:
         """Plays `settings.episodes` episodes.
@@ -83,17 +83,28 @@ class Evaluator:
             "eval/unfinished": int(np.sum(~finished)),
         }
 
+    def film(self, params: PyTree, variables: PyTree, writer: Writer, step: int) -> None:
+        """Gives a writer the clip of the first `settings.video_episodes` episodes as 'eval/video'; of none, nothing.
+
+        A film that `stop` breaks off is dropped.
+        """
+        if not self._settings.video_episodes:
+            return
+        if self._recorder is None:
+            self._recorder = self._make_recorder()
+        with contextlib.suppress(EvaluationStopped):
+            writer.write_videos(step, {"eval/video": self._recorder.run(params, variables)[None]})
+
     def close(self) -> None:
         """Frees the envs."""
         if isinstance(self._env, HostEnv):
             self._env.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _act_row(self, model: PyTree, inputs: Any, carry: Any, key: Array) -> tuple[Array, Any]:
-        """Actions `[N, ...]` and the new carry; greedy without a key for the stream 'sample'."""
-        context = act_context(jnp.arange(self._settings.episodes), 1.0)
-        rngs = {} if self._settings.greedy else {"sample": key}
-        action, _, _, carry = self._agent.apply(model, inputs, carry, context, rngs=rngs, method="act")
-        return action, carry
+        ids = jnp.arange(self._settings.episodes)
+        return choose(self._agent, self._settings.greedy, model, inputs, carry, key, ids)
 
     def _initial_carry(self, model: PyTree) -> Any:
         return self._agent.apply(model, self._settings.episodes, method="initial_carry")
@@ -162,22 +173,30 @@ def _replicate(tree: PyTree, mesh: Mesh) -> PyTree:
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
-def evaluate_workdir(workdir: str | Path, config: Any = None, which: str = "latest") -> dict[str, float]:
+def evaluate_workdir(
+    workdir: str | Path, config: Any = None, which: str = "latest", video: str | None = None
+) -> dict[str, float]:
     """Evaluates a run's checkpoint.
 
     Args:
         workdir: folder of a run.
         config: gives `env` and `eval`; None takes the stored one.
         which: 'latest' or 'best' checkpoint.
+        video: a .gif or .mp4 file that the first episodes are filmed into.
 
     Returns:
         The evaluation's metrics, and `step`.
+
+    Raises:
+        ConfigError: no run or checkpoint there; a video that cannot be made.
     """
     from flaxrl.trainers.loading import load  # orbax: only where a checkpoint is read
 
     loaded = load(workdir, which)
     use_cache()
     config = loaded.config if config is None else config
+    if video is not None:
+        write_clip(video, film(config, loaded.agent, loaded.params, loaded.variables))
     evaluator = Evaluator(env_factory(config), loaded.agent, build(config.eval, "config.eval"))
     try:
         return {"step": loaded.step} | evaluator.run(loaded.params, loaded.variables)
