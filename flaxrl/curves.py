@@ -128,8 +128,14 @@ def plot(workdirs: Sequence[str], out: str | None = None) -> str:
     path = curves_picture.check(out or DEFAULT_OUT)
     metric, found = curves([Run.read(folder) for folder in run_folders(workdirs)])
     curves_picture.draw(found, METRICS[metric], path)
-    lines = [f"{c.label}: {c.agents} seed(s), {c.mean[-1]:.6g} +- {c.std[-1]:.3g} at {c.steps[-1]:,}" for c in found]
-    return "\n".join([*lines, f"drew the {METRICS[metric]} into {path}"])
+    return "\n".join([*map(_last, found), f"drew the {METRICS[metric]} into {path}"])
+
+
+def _last(curve: Curve) -> str:
+    """A curve's last value in a line."""
+    several = curve.agents > 1
+    seeds, spread = ("seeds", f" +- {curve.std[-1]:.3g}") if several else ("seed", "")
+    return f"{curve.label}: {curve.agents} {seeds}, {curve.mean[-1]:.6g}{spread} at step {curve.steps[-1]:,}"
 
 
 def run_folders(workdirs: Sequence[str]) -> list[Path]:
