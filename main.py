@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
     if _MODE.value == "plot":
         from flaxrl import curves
 
-        print(curves.plot(_WORKDIR.value, _OUT.value))
+        print(curves.plot(_WORKDIR.value or (), _OUT.value))
         return
     workdir = modes.one_workdir(_WORKDIR.value)
     config = cli.load_config(_CONFIG.value, workdir, overrides=argv[1:])

@@ -99,7 +99,7 @@ class Atari(HostEnv):
     def reset(self, seed: int) -> Timestep:
         """Restarts every game, game i from `seed + i`; answers FIRST rows."""
         if self._env is None:
-            self._env = self._make(self.num_envs)
+            self._env = self._make()
         self._rows = NextStepRows(self.spec, self.num_envs)
         observation, info = self._env.reset(seed=int(seed))
         self._read(info)
@@ -145,7 +145,7 @@ class Atari(HostEnv):
     def prepare_render(self) -> None:
         """From the next `reset` on game 0 is played a second time, with its screen in full."""
         if self._screen is None:
-            self._screen = AtariScreen(lambda: self._make(1, **SCREEN))
+            self._screen = AtariScreen(lambda: self._make(num_envs=1, **SCREEN))
 
     def render(self) -> np.ndarray:
         """The screen of game 0 in colour, uint8 `[210, 160, 3]`; flicker is evened out as in the observation.
@@ -157,11 +157,12 @@ class Atari(HostEnv):
             raise RuntimeError("Atari.render before Atari.prepare_render")
         return self._screen.pixels()
 
-    def _make(self, num_envs: int, **changes: Any) -> Any:
+    def _make(self, **changes: Any) -> Any:
         """A vector env. Its own life options are off: one starts a new game, the other reports a termination."""
         from ale_py.vector_env import AtariVectorEnv
 
         settings: dict[str, Any] = {
+            "num_envs": self.num_envs,
             "num_threads": self.env_threads,
             "max_num_frames_per_episode": self.max_frames,
             "repeat_action_probability": self.sticky_actions,
@@ -179,7 +180,7 @@ class Atari(HostEnv):
             "reward_clipping": False,
             "use_fire_reset": self.fire_reset,
         }
-        return AtariVectorEnv(self.rom, num_envs, **settings | changes)
+        return AtariVectorEnv(self.rom, **settings | changes)
 
     def _read(self, info: dict[str, np.ndarray]) -> None:
         self.lives, self.frame_number = info["lives"], info["episode_frame_number"]

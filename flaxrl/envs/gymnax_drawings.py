@@ -151,8 +151,8 @@ def _point_robot(env: Any, state: Any, params: Any) -> np.ndarray:
     canvas = _Canvas((0.0, 0.4 * radius), 80 / radius)
     arc = [(radius * math.cos(a), radius * math.sin(a)) for a in np.linspace(0, math.pi, 60)]
     canvas.lines(arc, 1, _INK)
-    canvas.disc(tuple(map(float, state.goal)), 80 * float(params.goal_radius) / radius, _GOAL)
-    canvas.disc(tuple(map(float, state.pos)), 4, _ACCENT)
+    canvas.disc((float(state.goal[0]), float(state.goal[1])), 80 * float(params.goal_radius) / radius, _GOAL)
+    canvas.disc((float(state.pos[0]), float(state.pos[1])), 4, _ACCENT)
     return canvas.pixels()
 
 
