@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from flaxrl.envs.fake import HostScripted, Scripted
@@ -16,7 +17,11 @@ def picture(time: int) -> np.ndarray:
 
 
 class DrawnScripted(Scripted):
-    """In JAX."""
+    """In JAX; chance adds 0 to 7 to each reward."""
+
+    def step(self, state: Any, action: Any, key: Any) -> Any:
+        state, observation, reward, *rest = super().step(state, action, key)
+        return state, observation, reward + jax.random.randint(key, (), 0, 8), *rest
 
     def render(self, state: Any) -> np.ndarray:
         return picture(int(state.time))
