@@ -101,7 +101,7 @@ def test_train_resume_evaluate_film_plot(start: Start, tmp_path: Path) -> None:
     with Image.open(tmp_path / "agent.gif") as image:
         assert image.n_frames == 2 * 6  # type: ignore[attr-defined] # episodes of five actions
     code, out, err = finish(start("--mode=plot", "--workdir=w"))
-    assert (code, err) == (0, "") and "drew the return of training episodes into curves.png" in out
+    assert (code, err) == (0, "") and "drew the evaluation return into curves.png" in out
     with Image.open(tmp_path / "curves.png") as image:
         assert image.size == (768, 432)
 
