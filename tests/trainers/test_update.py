@@ -151,7 +151,7 @@ def test_unknown_minibatch_unit_is_an_error():
     class Odd(Counts):
         minibatch: ClassVar[str] = "rows"
 
-    with pytest.raises(ValueError, match="'rows'; expected one of \('sequences', 'steps'\)"):
+    with pytest.raises(ValueError, match=r"'rows'; expected one of \('sequences', 'steps'\)"):
         start(Odd(), BATCH)
 
 
