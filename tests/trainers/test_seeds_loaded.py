@@ -49,7 +49,7 @@ def test_what_is_not_in_the_run_is_refused(swept: tuple[Path, flaxrl.Trainer], t
         flaxrl.load(workdir, setting=LABEL)
     with pytest.raises(ConfigError, match="the run has no seed 5; there are 3 to 4"):
         flaxrl.load(workdir, seed=5, setting=LABEL)
-    with pytest.raises(ConfigError, match="name one of the sweep's settings; there are 'learning_rate=0.1' and 'learn"):
+    with pytest.raises(ConfigError, match="name one of the sweep's settings; there are 'learning_rate="):
         flaxrl.load(workdir, seed=3)
     with pytest.raises(ConfigError, match="the sweep has no setting 'learning_rate=1'"):
         flaxrl.load(workdir, seed=3, setting="learning_rate=1")
