@@ -203,7 +203,7 @@ class _Shuffle:
         return over_batch(self._split, self.mesh, (batch_spec(), P()), P(None, None, AXES))(batch, key)
 
     def _permutation(self, rows: int, key: Array) -> Array:
-        return jax.random.permutation(jax.random.fold_in(key, shard_index()), rows)
+        return jax.random.permutation(jax.random.fold_in(key, shard_index(self.mesh)), rows)
 
     def _split(self, batch: Any, key: Array) -> Any:
         if self.steps:
