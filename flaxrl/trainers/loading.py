@@ -19,6 +19,7 @@ from flaxrl.run_folder import RunFolder
 from flaxrl.trainers.checkpoint import Checkpointer
 from flaxrl.trainers.setup import act_context, build_agent, env_factory, init_state
 from flaxrl.trainers.sharding import make_mesh
+from flaxrl.trainers.statistics import Statistics
 from flaxrl.types import FIRST, MID, AgentInput, Array, PyTree
 
 
@@ -117,7 +118,9 @@ def load(workdir: str | Path, which: str = "latest") -> LoadedAgent:
         ConfigError: no run, or no checkpoint, in that folder.
     """
     config = RunFolder(workdir).load_config()
-    optimizer, loss, settings = (build(config[k], f"config.{k}") for k in ("optimizer", "loss", "checkpoint"))
+    optimizer, loss, settings, learner = (
+        build(config[k], f"config.{k}") for k in ("optimizer", "loss", "checkpoint", "learner")
+    )
     env = env_factory(config)(1)
     with contextlib.closing(env) if isinstance(env, HostEnv) else contextlib.nullcontext():
         spec = env.spec
@@ -125,7 +128,15 @@ def load(workdir: str | Path, which: str = "latest") -> LoadedAgent:
     # The run's mesh need not fit the devices of this machine; one is enough to act.
     mesh = make_mesh(MeshSettings(data=1), jax.local_devices()[:1])
     target = init_state(
-        agent, spec, optimizer, MeshSettings(data=1), mesh, int(config.seed), loss.uses_target, abstract=True
+        agent,
+        spec,
+        optimizer,
+        MeshSettings(data=1),
+        mesh,
+        int(config.seed),
+        loss.uses_target,
+        abstract=True,
+        collections=Statistics.of(agent, learner).start(build(config.source, "config.source").batch_size),
     )
     checkpointer = Checkpointer(Path(workdir) / "checkpoints", settings.keep, settings.keep_best, True)
     with contextlib.closing(checkpointer):

@@ -17,7 +17,7 @@ from flaxrl.errors import ConfigError
 from flaxrl.models.agent import wants
 from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.sharding import state_shardings
-from flaxrl.types import FIRST, ActContext, AgentInput, TrainState
+from flaxrl.types import FIRST, ActContext, AgentInput, PyTree, TrainState
 
 
 def env_factory(config: Any) -> Callable[[int], HostEnv | JaxEnv]:
@@ -74,6 +74,7 @@ def init_state(
     seed: int,
     target: bool,
     abstract: bool = False,
+    collections: PyTree | None = None,
 ) -> TrainState:
     """The first TrainState, made where it will lie: no device ever holds a full copy of what is sharded.
 
@@ -86,6 +87,7 @@ def init_state(
         seed: of the run.
         target: whether the loss wants a target network.
         abstract: only shapes, dtypes and shardings (`jax.ShapeDtypeStruct`), as a checkpoint's template.
+        collections: what `variables` hold beside those of the agent; None for nothing.
     """
     tx = optimizer.make()
 
@@ -94,7 +96,7 @@ def init_state(
         rngs = {"params": key_params, "sample": key_sample}
         context = act_context(jnp.zeros((1,)), 0.0)
         variables = agent.init(rngs, example_input(agent, spec), None, context, method="act")
-        return TrainState.init(agent.apply, variables, tx, target)
+        return TrainState.init(agent.apply, {**variables, **(collections or {})}, tx, target)
 
     key = run_key(seed, "parameters")
     shapes = jax.eval_shape(init, key)

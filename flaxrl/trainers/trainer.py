@@ -30,6 +30,7 @@ from flaxrl.trainers.sharding import bind_unroll
 from flaxrl.trainers.shared_folder import check_shared
 from flaxrl.trainers.skipped_steps import check_skipped
 from flaxrl.trainers.source import Data, Runtime, SourceStopped, iterate
+from flaxrl.trainers.statistics import Statistics
 from flaxrl.trainers.update import make_update
 from flaxrl.trainers.writers import make_writers
 from flaxrl.types import Metrics, PyTree, TrainState
@@ -113,6 +114,7 @@ class Trainer:
         with contextlib.closing(env) if isinstance(env, HostEnv) else contextlib.nullcontext():
             self.spec = env.spec
         self.agent = build_agent(self.config, self.spec)
+        self._statistics = Statistics.of(self.agent, plan.learner)
         make_state = functools.partial(
             init_state,
             self.agent,
@@ -122,6 +124,7 @@ class Trainer:
             plan.mesh,
             plan.seed,
             plan.loss.uses_target,
+            collections=self._statistics.start(plan.source.batch_size),
         )
         self.state: TrainState = make_state()
         self._key = run_key(plan.seed, "training")
@@ -191,6 +194,7 @@ class Trainer:
             minibatches=plan.learner.minibatches,
             accumulation=plan.learner.accumulation,
             target_period=plan.learner.target_period,
+            statistics=self._statistics,
         )
         shardings = jax.tree.map(lambda x: x.sharding, self.state)
         if not self.source.traceable:
