@@ -206,7 +206,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of two tiny runs: envs in JAX, and envs on the host with an actor thread."""
     folder = tmp_path_factory.mktemp("runs")
     writers = config_for("log", every=16, writers=("json_lines", "tensorboard"))
-    train(small_config(4, log=writers), folder / "jax")
+    learner = config_for("learner", reward_scaling=0.9)
+    train(small_config(4, log=writers, learner=learner), folder / "jax")
     train(host_config(4, threads=1), folder / "host")
     return [folder / "jax", folder / "host"]
 

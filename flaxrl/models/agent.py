@@ -14,6 +14,7 @@ from flaxrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from flaxrl.errors import ConfigError
 from flaxrl.models.chunking import apply_in_chunks
 from flaxrl.models.cores import FeedForward
+from flaxrl.models.normalization import Normalizer
 from flaxrl.models.torsos import DTYPES
 from flaxrl.types import FIRST, ActContext, AgentInput, Array, Carry, Output
 
@@ -31,6 +32,9 @@ class Agent(nn.Module):
         action_spec: of the env.
         use_last_action: also feeds the previous action (one-hot) to the core.
         use_last_reward: also feeds the previous reward, clipped to [-1, 1] (Espeholt et al., 2018), to the core.
+        normalize_observations: float observations are taken relative to their running mean and deviation over all rows
+            ever learned from; acting, learning and evaluation see the same.
+        observation_clip: normalised observations are clipped to +- this; None leaves them.
         torso_chunk: rows that the torso takes at once; None chooses (on for the convolutional torsos on a CPU, where
             it keeps them in cache), 0 never chunks.
         torso_recompute: each chunk is computed again in the backward pass: a third more time, a fraction of the memory.
@@ -46,18 +50,26 @@ class Agent(nn.Module):
     action_spec: ActionSpec
     use_last_action: bool = False
     use_last_reward: bool = False
+    normalize_observations: bool = False
+    observation_clip: float | None = 10.0
     torso_chunk: int | None = None
     torso_recompute: bool = False
     dtype: str | None = None
 
     def __post_init__(self) -> None:
         checks.non_negative(self, "torso_chunk")
+        checks.positive(self, "observation_clip")
         if self.dtype is not None:
             checks.choice(self, "dtype", DTYPES)
             for name in ("torso", "core"):
                 # A module is frozen; flax does the same in its own __post_init__.
                 object.__setattr__(self, name, _computing_in(getattr(self, name), self.dtype))
         super().__post_init__()
+
+    def setup(self) -> None:
+        """The part that is no field."""
+        if self.normalize_observations:
+            self.normalizer = Normalizer(self.observation_clip)
 
     def __call__(self, inputs: AgentInput, carry: Carry) -> tuple[Output, Carry]:
         """Unrolls.
@@ -72,6 +84,8 @@ class Agent(nn.Module):
         chex.assert_rank(inputs.step_type, 2)
         time, batch = inputs.step_type.shape
         rows = jax.tree.map(lambda x: x.reshape(time * batch, *x.shape[2:]), inputs.observation)
+        if self.normalize_observations:
+            rows = self.normalizer(rows)
         x: Array = apply_in_chunks(self.torso, rows, self._chunk(), self.torso_recompute)
         x = x.reshape(time, batch, -1)
         extras = []
@@ -102,6 +116,11 @@ class Agent(nn.Module):
         output = output[0]
         action, log_prob = self.policy(output, context)  # type: ignore[operator]
         return action, log_prob, output, carry
+
+    def observe(self, inputs: AgentInput) -> None:
+        """Takes rows `[T, B, ...]` into the running statistics, in a call of `apply` where they are mutable."""
+        if self.normalize_observations:
+            self.normalizer.observe(inputs.observation)
 
     def initial_carry(self, batch_size: int) -> Carry:
         """The recurrent state at an episode's start, leaves `[B, ...]`; needs parameters where it is learned."""

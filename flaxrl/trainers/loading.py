@@ -21,6 +21,7 @@ from flaxrl.trainers.checkpoint import Checkpointer
 from flaxrl.trainers.seeds import Seeds, init_states, make_seeds
 from flaxrl.trainers.setup import act_context, build_agent, env_factory, init_state
 from flaxrl.trainers.sharding import make_mesh
+from flaxrl.trainers.statistics import Statistics
 from flaxrl.types import FIRST, MID, AgentInput, Array, PyTree
 
 
@@ -152,21 +153,23 @@ class Stored(NamedTuple):
 def load_stored(workdir: str | Path, which: str = "latest") -> Stored:
     """A run's config, agent and parameters, on one device; errors are those of `load`."""
     config = RunFolder(workdir).load_config()
-    optimizer, loss, settings = (build(config[k], f"config.{k}") for k in ("optimizer", "loss", "checkpoint"))
+    optimizer, loss, settings, learner = (
+        build(config[k], f"config.{k}") for k in ("optimizer", "loss", "checkpoint", "learner")
+    )
     env = env_factory(config)(1)
     with contextlib.closing(env) if isinstance(env, HostEnv) else contextlib.nullcontext():
         spec = env.spec
     agent = build_agent(config, spec)
     # The run's mesh need not fit the devices of this machine; one is enough to act.
     mesh = make_mesh(MeshSettings(data=1), jax.local_devices()[:1])
-    source = build(config.source, "config.source") if is_many(config) else None
-    seeds = None if source is None else make_seeds(config, source, MeshSettings(), jax.local_devices()[:1])
+    source = build(config.source, "config.source")
+    collections = Statistics.of(agent, learner).start(source.batch_size)
+    seeds = make_seeds(config, source, MeshSettings(), jax.local_devices()[:1]) if is_many(config) else None
     if seeds is None:
-        target = init_state(
-            agent, spec, optimizer, MeshSettings(data=1), mesh, int(config.seed), loss.uses_target, abstract=True
-        )
+        one = MeshSettings(data=1)
+        target = init_state(agent, spec, optimizer, one, mesh, int(config.seed), loss.uses_target, True, collections)
     else:
-        target = init_states(agent, spec, loss, optimizer, seeds, abstract=True)
+        target = init_states(agent, spec, loss, optimizer, seeds, True, collections)
     checkpointer = Checkpointer(Path(workdir) / "checkpoints", settings.keep, settings.keep_best, True)
     with contextlib.closing(checkpointer):
         restored = checkpointer.restore(target, None, which=which)

@@ -35,7 +35,10 @@ class SeedsProgram(Program):
     def init_state(self) -> TrainState:
         """The first states."""
         with self._swept():
-            return init_states(self.agent, self.spec, self.plan.loss, self.plan.optimizer, self.seeds)
+            plan = self.plan
+            return init_states(
+                self.agent, self.spec, plan.loss, plan.optimizer, self.seeds, collections=self.collections
+            )
 
     def init_data(self, state: TrainState) -> Data:
         """The source's first data of each run."""
