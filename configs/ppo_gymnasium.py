@@ -1,8 +1,8 @@
 """PPO on any env of gymnasium's registry, on the host.
 
-    python main.py --config=configs/ppo_gymnasium.py                    # CartPole-v1
-    python main.py --config=configs/ppo_gymnasium.py:Acrobot-v1
-    python main.py --config=configs/ppo_gymnasium.py:Pendulum-v1        # continuous actions
+python main.py --config=configs/ppo_gymnasium.py                    # CartPole-v1
+python main.py --config=configs/ppo_gymnasium.py:Acrobot-v1
+python main.py --config=configs/ppo_gymnasium.py:Pendulum-v1        # continuous actions
 """
 
 import flaxrl

@@ -1,7 +1,7 @@
 """PPO on Jumanji's Maze, 10 x 10 cells.
 
-    python main.py --config=configs/ppo_maze.py             # an empty maze, from one corner to the other
-    python main.py --config=configs/ppo_maze.py:medium      # fixed walls, nine pairs of start and goal
+python main.py --config=configs/ppo_maze.py             # an empty maze, from one corner to the other
+python main.py --config=configs/ppo_maze.py:medium      # fixed walls, nine pairs of start and goal
 """
 
 import flaxrl

@@ -114,16 +114,22 @@ class EvalSettings:
         episodes: episodes an evaluation, one from each of as many seeds.
         greedy: the policy's mode; False samples from it.
         seed: env i starts from a seed that follows from this one and i, the same at each evaluation.
+        video_episodes: how many of the episodes are filmed: at each evaluation of a training run for TensorBoard, where
+            0 films none, and for the file that `--video` names, where 0 stands for 3.
+        video_frames: most frames of one episode; of a longer one every second, fourth, ... step is shown.
     """
 
     every: int | None = None
     episodes: int = 10
     greedy: bool = True
     seed: int = 1_000_003
+    video_episodes: int = 0
+    video_frames: int = 500
 
     def __post_init__(self) -> None:
         checks.positive(self, "every", "episodes")
-        checks.non_negative(self, "seed")
+        checks.non_negative(self, "seed", "video_episodes")
+        checks.in_range(self, "video_frames", low=2)
 
 
 @dataclass(frozen=True)

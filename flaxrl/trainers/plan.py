@@ -138,6 +138,7 @@ def check(config: Any) -> Plan:
     mesh = make_mesh(blocks["mesh"], _learner_devices(source) if seeds is None else jax.local_devices()[:1])
     for name in blocks["log"].writers:
         resolve(name)
+    _check_video(env, blocks["eval"], blocks["log"])
     updates_per_call = source.iterates_per_call
     plan = Plan(
         loss=loss,
@@ -156,6 +157,18 @@ def check(config: Any) -> Plan:
     )
     _check_batch(plan, agent)
     return plan
+
+
+def _check_video(env: HostEnv | JaxEnv, settings: EvalSettings, log: LogSettings) -> None:
+    """A run whose evaluations are filmed has an env that draws and a writer that shows."""
+    if not settings.video_episodes:
+        return
+    if set(log.writers) <= {"json_lines"}:
+        raise ConfigError(
+            f"eval.video_episodes = {settings.video_episodes}, but log.writers = {log.writers} shows no videos; "
+            "add 'tensorboard', or set it to 0"
+        )
+    env.prepare_render()
 
 
 def _learner_devices(source: Source) -> list[Any]:
