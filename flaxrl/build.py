@@ -22,6 +22,7 @@ REGISTRY: dict[str, str] = {
     # envs
     "gymnax": "flaxrl.envs.gymnax:Gymnax",
     "atari": "flaxrl.envs.atari:Atari",
+    "gymnasium": "flaxrl.envs.gymnasium:Gymnasium",
     "scripted": "flaxrl.envs.fake:Scripted",
     "counting": "flaxrl.envs.fake:Counting",
     "memory": "flaxrl.envs.fake:Memory",
