@@ -24,6 +24,10 @@ GRACE_S = 5.0
 """Seconds that envs have to close in, once the process that uses them is gone."""
 
 
+IGNORED = (signal.SIGINT, signal.SIGTERM)
+"""Signals that reach all processes of a job; the one that uses the envs decides what they mean."""
+
+
 class Setup(NamedTuple):
     """What a worker is told first; plain data, since only then does it know where modules are.
 
@@ -103,7 +107,7 @@ def infos(info: dict[str, Any], count: int, keys: tuple[str, ...]) -> list[dict[
     for key in keys:
         if key in info:
             for i in np.flatnonzero(info.get(f"_{key}", np.ones(count, bool))):
-                found[i][key] = _of_env(info[key], i)
+                found[int(i)][key] = _of_env(info[key], int(i))
     if isinstance(info.get("final_info"), dict):
         for i, final in enumerate(infos(info["final_info"], count, keys)):
             found[i] |= {f"final_{key}": value for key, value in final.items()}
@@ -167,8 +171,9 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """Serves the connection and the memory whose file descriptors the command line names."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a job; the one that uses the envs decides
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     connection = Connection(int(sys.argv[1]))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -80,11 +81,14 @@ class Workers:
         self._connections.append(ours)
         flags = [f"-W{option}" for option in sys.warnoptions]
         command = [sys.executable, "-P", *flags, worker.__file__, str(theirs.fileno()), str(memory_fd)]
+        # Blocked signals are so in the new process too, until it ignores them: none reaches it while Python starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.IGNORED)
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, pass_fds=(theirs.fileno(), memory_fd), start_new_session=True
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         self._processes.append(process)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
@@ -153,6 +154,17 @@ class Raises(Clock):
         return super().step(action)
 
 
+class Witness(Clock):
+    """Observes its process, and whether jax, flaxrl or a program other than the worker's has been loaded there."""
+
+    observation_space = spaces.Box(0, np.inf, (4,), np.float64)
+
+    def observe(self) -> Any:
+        program = os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "")
+        names = ("jax", "flaxrl")
+        return np.array([os.getpid(), *(name in sys.modules for name in names), program != "worker.py"], np.float64)
+
+
 class Unpicklable(Exception):
     """An exception that no pipe takes."""
 
@@ -161,7 +173,9 @@ class Unpicklable(Exception):
         self.extra = extra
 
 
-def same_step_envs(num_envs: int, max_episode_steps: int, declared: Any = AutoresetMode.SAME_STEP, **kwargs: Any) -> Any:
+def same_step_envs(
+    num_envs: int, max_episode_steps: int, declared: Any = AutoresetMode.SAME_STEP, **kwargs: Any
+) -> Any:
     """A vector env of its own with SAME_STEP autoreset, which `declared` may deny."""
     make = [lambda: gymnasium.wrappers.TimeLimit(Clock(), max_episode_steps)] * num_envs
     envs = SyncVectorEnv(make, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -184,7 +198,7 @@ class _Spoilt(gymnasium.vector.VectorWrapper):
         return *answer, {k: v for k, v in info.items() if k.removeprefix("_") != self.loses}
 
 
-for _cls in (Clock, StartsAtTen, Components, Switches, Continuous, Nested, Masked, MaskedComponents, Raises):
+for _cls in (Clock, StartsAtTen, Components, Switches, Continuous, Nested, Masked, MaskedComponents, Raises, Witness):
     gymnasium.register(f"Test{_cls.__name__}-v0", entry_point=f"{__name__}:{_cls.__name__}", max_episode_steps=3)
 gymnasium.register(
     "TestSameStep-v0",
