@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import sys
 import time
 from typing import Any
@@ -146,7 +147,8 @@ class Raises(Clock):
         if self.bad and self.steps >= 30:
             if self.how == "exit":
                 os._exit(7)
-            if self.how == "hang":
+            if self.how.startswith("hang:"):
+                pathlib.Path(self.how.removeprefix("hang:")).touch()
                 time.sleep(3600)
             if self.how == "eof":
                 raise EOFError("from the simulator")

@@ -200,9 +200,10 @@ def test_a_signal_ends_run_and_workers(tmp_path, number, code):
 
 
 def test_a_hanging_env_does_not_outlive_its_run(tmp_path):
-    process = start(tmp_path, "hang")
-    until(lambda: process.poll() is not None or len(workers_of(process.pid)) == 4)
+    process = start(tmp_path, f"hang:{tmp_path / 'hangs'}")
+    until(lambda: process.poll() is not None or (tmp_path / "hangs").exists())
     workers = workers_of(process.pid)
+    assert len(workers) == 4
     process.kill()
     process.communicate(timeout=SOON)
     until(lambda: not any(is_worker(p) for p in workers))
