@@ -1,7 +1,7 @@
 """Trains or evaluates an agent.
 
     python main.py --config=configs/FILE.py[:ARGUMENT] [--config.loss.discount=0.99 ...] [--workdir=FOLDER]
-    python main.py --mode=eval --workdir=FOLDER [--config.eval.episodes=100]
+    python main.py --mode=eval --workdir=FOLDER [--config.eval.episodes=100] [--eval_seed=3]
     python main.py --config=... --coordinator=HOST:PORT --num_processes=N --process_id=I    # once for each I < N
 
 Every field of the config can be set as --config.BLOCK.FIELD=VALUE: None switches an optional field off, tuples are
@@ -21,6 +21,8 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; default runs/<config>/<date-time>.")
 _MODE = flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate the run in --workdir.")
+_EVAL_SEED = flags.DEFINE_integer("eval_seed", None, "Evaluates this seed alone, of a run of several.")
+_EVAL_SETTING = flags.DEFINE_string("eval_setting", None, "Evaluates this setting of a sweep: learning_rate=0.001,...")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where several processes train.")
 _PROCESSES = flags.DEFINE_integer("num_processes", None, "How many they are.")
 _PROCESS = flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
@@ -30,7 +32,10 @@ def main(argv: list[str]) -> None:
     """Wires flags to Trainer or evaluation; `argv[1:]` are the overrides that `cli.parse_flags` collected."""
     if _MODE.value == "eval" and _WORKDIR.value is None:
         raise app.UsageError("--mode=eval needs --workdir, the folder of the run to evaluate")
+    if _MODE.value == "train" and (_EVAL_SEED.value, _EVAL_SETTING.value) != (None, None):
+        raise app.UsageError("--eval_seed and --eval_setting choose what --mode=eval evaluates; add --mode=eval")
     config = cli.load_config(_CONFIG.value, _WORKDIR.value, overrides=argv[1:])
+    cli.use_cores(config)
     cli.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, train=_MODE.value == "train")
     workdir = cli.run_workdir(_WORKDIR.value, lambda: config_flags.get_config_filename(flags.FLAGS["config"]))
     cli.check(config, workdir, train=_MODE.value == "train")
@@ -39,7 +44,7 @@ def main(argv: list[str]) -> None:
     if _MODE.value == "eval":
         from flaxrl.trainers.evaluate import evaluate_workdir
 
-        metrics = evaluate_workdir(workdir, config)
+        metrics = evaluate_workdir(workdir, config, seed=_EVAL_SEED.value, setting=_EVAL_SETTING.value)
         print(cli.table(metrics))
         print(json.dumps(cli.plain_metrics(metrics)))
     else:

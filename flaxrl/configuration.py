@@ -14,6 +14,8 @@ from flaxrl.errors import ConfigError
 
 TOP_LEVEL = (
     "seed",
+    "num_seeds",
+    "sweep",
     "total_steps",
     "env",
     "model",
@@ -26,6 +28,9 @@ TOP_LEVEL = (
     "eval",
     "checkpoint",
 )
+
+LATER: dict[str, Any] = {"num_seeds": 1, "sweep": {}}
+"""Top-level fields that stored configs of earlier runs lack, and what they mean there."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,11 @@ class CheckpointSettings:
         checks.positive(self, "every", "keep", "keep_best")
 
 
+def is_many(config: Any) -> bool:
+    """Whether a config asks for a program of many seeds; one with a sweep of a single value is such a one too."""
+    return config.num_seeds != 1 or bool(config.sweep)
+
+
 def run_config(**fields: Any) -> Config:
     """A whole run's config: the given top-level fields, defaults for the rest, locked.
 
@@ -148,9 +158,13 @@ def run_config(**fields: Any) -> Config:
     missing = [k for k in ("env", "model", "loss", "source") if k not in fields]
     if missing:
         raise ConfigError(f"config needs {', '.join(missing)}, each made by flaxrl.config_for(...)")
-    defaults: dict[str, Any] = {"seed": 0, "total_steps": 1_000_000}
+    defaults: dict[str, Any] = {"seed": 0, **LATER, "total_steps": 1_000_000}
     defaults |= {k: config_for(k) for k in ("optimizer", "learner", "mesh", "log", "eval", "checkpoint")}
-    config = config_dict.ConfigDict()
+    # Without conversion `sweep` stays a dict: its keys have dots, which a ConfigDict does not take.
+    config = config_dict.ConfigDict(convert_dict=False)
     for key in TOP_LEVEL:
-        config[key] = fields[key] if key in fields else defaults[key]
+        value = fields[key] if key in fields else defaults[key]
+        if isinstance(value, dict):
+            value = dict(value) if key == "sweep" else config_dict.ConfigDict(value)
+        config[key] = value
     return config.lock()

@@ -132,7 +132,7 @@ def test_commands_parse_and_check(page: str, line: str, monkeypatch: pytest.Monk
     config = _load(path).get_config(*([argument] if argument else []))
     overrides.apply(config, [f"{k.removeprefix('config.')}={v}" for k, v in flags.items() if k.startswith("config.")])
     plan.check(config)
-    own = {"workdir", "mode", "coordinator", "num_processes", "process_id"}
+    own = {"workdir", "mode", "coordinator", "num_processes", "process_id", "eval_seed", "eval_setting"}
     assert {k for k in flags if not k.startswith("config.")} <= own
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 
 from flaxrl.build import build
@@ -49,8 +50,11 @@ def example_input(agent: Any, spec: EnvSpec, batch: int = 1) -> AgentInput:
     )
 
 
-def run_key(seed: int, purpose: str) -> Any:
-    """The root key of one purpose of a run: 'parameters' or 'training'; no two runs or purposes share one."""
+def run_key(seed: Any, purpose: str) -> Any:
+    """The root key of one purpose of a run: 'parameters' or 'training'; no two runs or purposes share one.
+
+    `seed` is an int, or int32 on the device.
+    """
     return jax.random.fold_in(jax.random.key(seed), ("parameters", "training").index(purpose))
 
 
@@ -63,6 +67,15 @@ def fold_in(key: Any, number: Any) -> Any:
 def act_context(env_ids: Any, progress: Any) -> ActContext:
     """An ActContext with strongly typed leaves."""
     return ActContext(env_ids=jnp.asarray(env_ids, jnp.int32), progress=jnp.asarray(progress, jnp.float32))
+
+
+def first_state(agent: Any, spec: EnvSpec, tx: optax.GradientTransformation, target: bool, key: Any) -> TrainState:
+    """The first TrainState, to be traced; `key` is the run's for 'parameters', the rest as in `init_state`."""
+    key_params, key_sample = jax.random.split(key)
+    rngs = {"params": key_params, "sample": key_sample}
+    context = act_context(jnp.zeros((1,)), 0.0)
+    variables = agent.init(rngs, example_input(agent, spec), None, context, method="act")
+    return TrainState.init(agent.apply, variables, tx, target)
 
 
 def init_state(
@@ -90,11 +103,7 @@ def init_state(
     tx = optimizer.make()
 
     def init(key: Any) -> TrainState:
-        key_params, key_sample = jax.random.split(key)
-        rngs = {"params": key_params, "sample": key_sample}
-        context = act_context(jnp.zeros((1,)), 0.0)
-        variables = agent.init(rngs, example_input(agent, spec), None, context, method="act")
-        return TrainState.init(agent.apply, variables, tx, target)
+        return first_state(agent, spec, tx, target, key)
 
     key = run_key(seed, "parameters")
     shapes = jax.eval_shape(init, key)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -101,18 +102,24 @@ def state_shardings(shapes: PyTree, settings: MeshSettings, mesh: Mesh) -> PyTre
     return jax.tree_util.tree_map_with_path(place, shapes)
 
 
-def shard_index() -> Array:
-    """Inside a shard_map over B: this shard's number, 0 .. D-1."""
-    return jax.lax.axis_index(AXES)
+def shard_index(mesh: Mesh) -> Array:
+    """Inside `over_batch`: this shard's number, 0 .. D-1."""
+    return jnp.zeros((), jnp.int32) if mesh.size == 1 else jax.lax.axis_index(AXES)
 
 
-def fold_shard(rngs: dict[str, Array]) -> dict[str, Array]:
-    """Inside a shard_map over B: keys that differ by shard."""
-    return {name: jax.random.fold_in(key, shard_index()) for name, key in rngs.items()}
+def fold_shard(rngs: dict[str, Array], mesh: Mesh) -> dict[str, Array]:
+    """Inside `over_batch`: keys that differ by shard."""
+    return {name: jax.random.fold_in(key, shard_index(mesh)) for name, key in rngs.items()}
 
 
 def over_batch(f: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`jax.shard_map` of `f`; values that every shard computes alike need no proof of it."""
+    """`jax.shard_map` of `f`; values that every shard computes alike need no proof of it.
+
+    One device has the whole batch, so there `f` is called as it is: less to trace, and it may be part of a program over
+    another mesh (the one of many seeds).
+    """
+    if mesh.size == 1:
+        return f
     return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
@@ -130,7 +137,7 @@ def bind_unroll(agent: Any, variables: PyTree, mesh: Mesh, pieces: int = 1) -> U
         def apply(inputs: PyTree, carry: PyTree, rngs: dict[str, Array]) -> Output:
             return agent.apply({"params": params, **variables}, inputs, carry, rngs=rngs)[0]
 
-        return in_pieces(apply, pieces, inputs, jax.tree.map(lambda x: x[0], carry), fold_shard(rngs))
+        return in_pieces(apply, pieces, inputs, jax.tree.map(lambda x: x[0], carry), fold_shard(rngs, mesh))
 
     batch = batch_spec()
     mapped = over_batch(local, mesh, (P(), P(), batch, batch, P()), batch)
