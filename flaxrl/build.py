@@ -22,6 +22,8 @@ REGISTRY: dict[str, str] = {
     # envs
     "gymnax": "flaxrl.envs.gymnax:Gymnax",
     "atari": "flaxrl.envs.atari:Atari",
+    "gymnasium": "flaxrl.envs.gymnasium:Gymnasium",
+    "brax": "flaxrl.envs.brax:Brax",
     "scripted": "flaxrl.envs.fake:Scripted",
     "counting": "flaxrl.envs.fake:Counting",
     "memory": "flaxrl.envs.fake:Memory",
