@@ -89,7 +89,7 @@ class Seeds:
             raise ConfigError(f"{given}; there are {' and '.join(map(repr, labels))}")
         if seed is None and len(seeds) == 1:
             seed = seeds[0]
-        if seed not in seeds:
+        if seed is None or seed not in seeds:
             given = "name one of the run's seeds" if seed is None else f"the run has no seed {seed}"
             raise ConfigError(f"{given}; there are {seeds[0]} to {seeds[-1]}")
         return labels.index(setting) * len(seeds) + seeds.index(seed)
@@ -97,7 +97,7 @@ class Seeds:
     def members(self) -> Member:
         """All runs, leaves `[N]`, where they are computed."""
         settings, count = len(self.sweep.settings), len(self.seeds)
-        seeds = np.tile(np.int32(self.seeds), settings)
+        seeds = np.tile(np.asarray(self.seeds, np.int32), settings)
         values = {path: np.repeat(column, count) for path, column in self.sweep.columns().items()}
         return jax.device_put(Member(seeds, values), self.sharding)
 
