@@ -26,6 +26,7 @@ SECTIONS = (
     ("env", "flaxrl.envs."),
     ("model", "flaxrl.models.agent:"),
     ("model.torso", "flaxrl.models.torsos:"),
+    ("model.torso", "flaxrl.models.dict_torso:"),
     ("model.core", "flaxrl.models.cores:"),
     ("model.head", "flaxrl.models.heads:"),
     ("model.policy", "flaxrl.models.policies:"),
