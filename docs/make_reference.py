@@ -161,7 +161,7 @@ def stale() -> list[Path]:
 
 def _type(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return "block" if text.endswith("nn.Module") else f"`{_cell(text)}`"
+    return {"nn.Module": "block", "nn.Module | None": "block or None"}.get(text, f"`{_cell(text)}`")
 
 
 def _default(field: dataclasses.Field) -> str:

@@ -34,10 +34,10 @@ class PolicyValue(nn.Module):
 
     Attributes:
         action_spec: of the env; None where it is not known yet (only the other fields are checked).
-        distribution: one of DISTRIBUTIONS; None follows from the action space ('gaussian' for Box).
         policy_scale: scale of the initialiser of the policy's kernels; small starts near uniform, or near a mean of 0.
         value_scale: the same of the value's kernel.
         kernel_init: initialiser of the kernels; one of flaxrl.models.torsos.INITIALIZERS.
+        distribution: one of DISTRIBUTIONS; None follows from the action space ('gaussian' for Box).
         log_std_init: log of a Gaussian's standard deviation at the start.
         state_dependent_std: a dense layer gives that deviation; False: a parameter, the same in all states.
         log_std_min: lower bound of its log.
@@ -45,10 +45,10 @@ class PolicyValue(nn.Module):
     """
 
     action_spec: ActionSpec | None
-    distribution: str | None = None
     policy_scale: float = 0.01
     value_scale: float = 1.0
     kernel_init: str = "orthogonal"
+    distribution: str | None = None
     log_std_init: float = 0.0
     state_dependent_std: bool = False
     log_std_min: float = -10.0
