@@ -13,7 +13,7 @@ import numpy as np
 from flaxrl.build import build
 from flaxrl.configuration import MeshSettings, is_many
 from flaxrl.envs.base import HostEnv
-from flaxrl.envs.spec import EnvSpec
+from flaxrl.envs.spec import Box, EnvSpec, env_action
 from flaxrl.errors import ConfigError
 from flaxrl.models.agent import wants
 from flaxrl.run_folder import RunFolder
@@ -63,7 +63,7 @@ class LoadedAgent:
             reward: that came with the observation; only agents with `use_last_reward` look at it.
 
         Returns:
-            The action (0-based), or `[B]` of them.
+            The action, or `[B]` of them: 0-based where discrete; a Box's clipped to its bounds.
 
         Raises:
             ValueError: the observation's shape is not the spec's.
@@ -90,7 +90,9 @@ class LoadedAgent:
         inputs = (observation, step_type, action_mask, self._last_action, reward)
         action, self._carry = self._act(self.params, self.variables, inputs, self._carry, key)
         self._last_action, self._first = np.asarray(action), False
-        return self._last_action[0] if single else self._last_action
+        spec = self.spec.action
+        action = env_action(spec, self._last_action) if isinstance(spec, Box) else self._last_action
+        return action[0] if single else action
 
     def _act_rows(self, params: PyTree, variables: PyTree, inputs: tuple, carry: Any, key: Array | None) -> Any:
         observation, step_type, mask, last_action, last_reward = inputs
