@@ -22,6 +22,7 @@ REGISTRY: dict[str, str] = {
     # envs
     "gymnax": "flaxrl.envs.gymnax:Gymnax",
     "atari": "flaxrl.envs.atari:Atari",
+    "jumanji": "flaxrl.envs.jumanji:Jumanji",
     "scripted": "flaxrl.envs.fake:Scripted",
     "counting": "flaxrl.envs.fake:Counting",
     "memory": "flaxrl.envs.fake:Memory",
@@ -80,8 +81,8 @@ def resolve(name: str) -> type:
             raise ConfigError(f"{name!r}: no module {error.name!r} on the Python path") from error
         raise
     if not hasattr(module, attribute):
-        classes = [k for k, v in vars(module).items() if isinstance(v, type)]
-        raise ConfigError(f"{name!r}: {module_name} has no {attribute!r}; {checks.nearest(attribute, classes)}")
+        named = [k for k, v in vars(module).items() if isinstance(v, type) or inspect.isfunction(v)]
+        raise ConfigError(f"{name!r}: {module_name} has no {attribute!r}; {checks.nearest(attribute, named)}")
     return getattr(module, attribute)
 
 
