@@ -40,6 +40,7 @@ REGISTRY: dict[str, str] = {
     "sampled": "flaxrl.models.policies:Sampled",
     # losses
     "vtrace": "flaxrl.losses.vtrace:VTrace",
+    "ppo": "flaxrl.losses.ppo:PPO",
     # sources
     "jax_rollout": "flaxrl.trainers.rollout:JaxRollout",
     "actor_threads": "flaxrl.trainers.actors:ActorThreads",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -177,6 +178,11 @@ def _check_processes(mesh: Mesh) -> None:
         )
 
 
+def _remedy(loss: Loss) -> str:
+    chosen = any(field.name == "minibatch" for field in dataclasses.fields(loss))
+    return "set config.loss.minibatch = 'sequences'" if chosen else "set config.model.core to feed_forward"
+
+
 def _check_batch(plan: Plan, agent: Any) -> None:
     """Cross-field rules of the batch."""
     batch, devices = plan.source.batch_size, plan.mesh.size
@@ -193,7 +199,7 @@ def _check_batch(plan: Plan, agent: Any) -> None:
         if jax.tree.leaves(jax.eval_shape(carry, jax.random.key(0))[0]):
             raise ConfigError(
                 f"loss {type(plan.loss).__name__} shuffles single steps, which a recurrent agent cannot learn from: "
-                "set config.model.core to feed_forward"
+                f"{_remedy(plan.loss)}"
             )
     if plan.loss.uses_target and plan.learner.target_period is None:
         raise ConfigError(f"loss {type(plan.loss).__name__} uses a target network: set config.learner.target_period")
