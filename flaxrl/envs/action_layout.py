@@ -72,6 +72,9 @@ def layout_of(action: Any, mask_shape: tuple[int, ...] | None, game: str) -> Act
     if not shape:
         _require(mask_shape in (None, sizes), mask_shape, sizes, game)
         return ActionLayout(Discrete(sizes[0], start=int(low[0])), shape, dtype, masked=mask_shape is not None)
+    if mask_shape is not None and not hasattr(action, "num_values") and mask_shape[:-1] == shape:
+        # Bounds may be wider than what is ever legal (MultiCVRP's by one); the mask has a column for each real action.
+        sizes = tuple(min(n, mask_shape[-1]) for n in sizes)
     joint = mask_shape == sizes
     each = mask_shape == (*shape, max(sizes))
     _require(mask_shape is None or joint != each, mask_shape, sizes, game)

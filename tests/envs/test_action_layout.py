@@ -53,6 +53,13 @@ def test_whole_numbers_between_bounds():
     assert game.tolist() == [1, 4] and game.dtype == jnp.int16
 
 
+def test_bounds_wider_than_the_mask():
+    """Jumanji's MultiCVRP allows 0 to 21 for 21 nodes."""
+    layout = layout_of(specs.BoundedArray((2,), jnp.int16, 0, 21), (2, 21), "g")
+    assert layout.spec == MultiDiscrete((21, 21))
+    assert layout.to_agent(jnp.ones((2, 21), bool)).shape == (42,)
+
+
 def test_continuous_actions_are_a_vector():
     layout = layout_of(specs.BoundedArray((2, 2), jnp.float32, -1, jnp.array([[1.0, 2.0], [3.0, 4.0]])), None, "g")
     assert layout.spec == Box((-1.0,) * 4, (1.0, 2.0, 3.0, 4.0))
