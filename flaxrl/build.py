@@ -24,6 +24,7 @@ REGISTRY: dict[str, str] = {
     "atari": "flaxrl.envs.atari:Atari",
     "gymnasium": "flaxrl.envs.gymnasium:Gymnasium",
     "brax": "flaxrl.envs.brax:Brax",
+    "jumanji": "flaxrl.envs.jumanji:Jumanji",
     "scripted": "flaxrl.envs.fake:Scripted",
     "counting": "flaxrl.envs.fake:Counting",
     "memory": "flaxrl.envs.fake:Memory",
@@ -84,8 +85,8 @@ def resolve(name: str) -> type:
             raise ConfigError(f"{name!r}: no module {error.name!r} on the Python path") from error
         raise
     if not hasattr(module, attribute):
-        classes = [k for k, v in vars(module).items() if isinstance(v, type)]
-        raise ConfigError(f"{name!r}: {module_name} has no {attribute!r}; {checks.nearest(attribute, classes)}")
+        named = [k for k, v in vars(module).items() if isinstance(v, type) or inspect.isfunction(v)]
+        raise ConfigError(f"{name!r}: {module_name} has no {attribute!r}; {checks.nearest(attribute, named)}")
     return getattr(module, attribute)
 
 

@@ -96,6 +96,15 @@ def test_the_reference_reads_inherited_and_long_descriptions():
     assert "\n" not in reference.attributes(flaxrl.Trajectory)["inputs"]
 
 
+def test_the_env_blocks_build():
+    """Constructing an env checks its fields, and imports no suite."""
+    blocks = [line for block in _blocks(DOCS / "envs.md", "python") for line in block.split("\n\n")]
+    assert sum("config_for(" in block for block in blocks) >= 2
+    made: list[Any] = []
+    _run(blocks[1:], config_for=lambda *args, **fields: made.append(config_for(*args, **fields)))
+    assert len(made) >= 4 and all(flaxrl.build.build(block) for block in made)
+
+
 # -- links and commands --------------------------------------------------------------------------------------------
 
 

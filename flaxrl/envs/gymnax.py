@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -16,7 +15,9 @@ import numpy as np
 from flaxrl import checks
 from flaxrl.envs.base import EnvState, JaxEnv
 from flaxrl.envs.deferred import defer
+from flaxrl.envs.dtypes import strong
 from flaxrl.envs.gymnax_drawings import DRAWINGS, grid, is_grid
+from flaxrl.envs.names import resolve_game
 from flaxrl.envs.spec import ArraySpec, Box, Discrete, EnvSpec
 from flaxrl.errors import ConfigError
 from flaxrl.types import Array, PyTree
@@ -57,7 +58,7 @@ class Gymnax(JaxEnv):
     def _made(self) -> tuple[Any, Any]:
         """Gymnax's env and its parameters."""
         registration = _import_registration()
-        game = resolve_game(self.game, list(registration.registered_envs))
+        game = resolve_game(self.game, registration.registered_envs, "Gymnax.game")
         try:
             env, params = registration.make(game, **self.kwargs)
         except Exception as error:
@@ -103,7 +104,7 @@ class Gymnax(JaxEnv):
         """Starts an episode: (state, observation, None)."""
         env, params = self._made
         observation, state = env.reset_env(key, params)
-        return jax.tree.map(_strong, state), self._observation(observation), None
+        return jax.tree.map(strong, state), self._observation(observation), None
 
     def step(self, state: EnvState, action: Array, key: Array) -> tuple[EnvState, PyTree, Array, Array, Array, None]:
         """Takes one action: (state, observation, reward float32, terminated bool, truncated bool, None)."""
@@ -111,11 +112,11 @@ class Gymnax(JaxEnv):
         observation, new_state, reward, terminated, _ = env.step_env(key, state, action, params)
         truncated = env.is_truncated(new_state, params)
         return (
-            jax.tree.map(lambda new, old: _strong(new, old.dtype), new_state, state),
+            jax.tree.map(lambda new, old: strong(new, old.dtype), new_state, state),
             self._observation(observation),
-            _strong(reward, jnp.float32),
-            _strong(terminated, jnp.bool_),
-            _strong(truncated, jnp.bool_),
+            strong(reward, jnp.float32),
+            strong(terminated, jnp.bool_),
+            strong(truncated, jnp.bool_),
             None,
         )
 
@@ -154,7 +155,7 @@ class Gymnax(JaxEnv):
             # A Discrete observation is the one case where the spec has an axis that gymnax's array lacks.
             if np.ndim(x) < len(spec.shape):
                 return jax.nn.one_hot(x, spec.shape[0], dtype=spec.dtype)
-            return _strong(x, spec.dtype)
+            return strong(x, spec.dtype)
 
         converted = jax.tree.map(convert, self._whole, observation)
         return converted if self.observed is None else converted[jnp.asarray(self.observed)]
@@ -170,35 +171,6 @@ def _import_registration() -> ModuleType:
             raise
         raise ConfigError("env 'gymnax' needs the gymnax package: pip install 'flaxrl[gymnax]'") from error
     return registration
-
-
-def resolve_game(name: str, known: list[str]) -> str:
-    """The gymnax id that `name` stands for, in any case and with or without its suffix where that is unique.
-
-    Args:
-        name: e.g. 'CartPole-v1', 'cartpole', 'breakout-minatar', 'memory_chain'.
-        known: all ids.
-
-    Raises:
-        ConfigError: naming near matches.
-    """
-    wanted = _plain(name)
-    exact = [k for k in known if _plain(k) == wanted]
-    found = exact or [k for k in known if _plain(k.rpartition("-")[0]) == wanted]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"Gymnax.game = {name!r} is ambiguous: {', '.join(found)}")
-    # Compare with the short form too: a typo in 'catch' is far from 'Catch-bsuite'.
-    short = {_plain(k.rpartition("-")[0]): k for k in known} | {k: k for k in known}
-    hint = checks.nearest(wanted, [s for s in short if "-" not in s])
-    if hint.startswith("known"):
-        hint = checks.nearest(name, known)
-    raise ConfigError(f"Gymnax.game = {name!r} is unknown; {hint}")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _observation_spec(space: Any, shapes: PyTree) -> PyTree:
@@ -227,11 +199,3 @@ def _action_spec(space: Any, game: str) -> Discrete | Box:
         low, high = (np.broadcast_to(np.asarray(x, np.float32), space.shape) for x in (space.low, space.high))
         return Box(tuple(low.tolist()), tuple(high.tolist()))
     raise ConfigError(f"Gymnax.game = {game!r}: action space {space} is neither discrete nor a vector")
-
-
-def _strong(x: Any, dtype: Any = None) -> Array:
-    """An array of one dtype, never weakly typed: a carry that changes type between calls compiles anew."""
-    x = jnp.asarray(x)
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return x
-    return jax.lax.convert_element_type(x, x.dtype if dtype is None else dtype)

@@ -11,6 +11,7 @@ from flaxrl.envs.atari import Atari
 from flaxrl.envs.fake import Counting, HostScripted, Memory, Scripted
 from flaxrl.envs.gymnasium import Gymnasium
 from flaxrl.envs.gymnax import Gymnax
+from flaxrl.envs.jumanji import Jumanji
 from flaxrl.envs.next_step import NextStepRows
 from flaxrl.types import FIRST, LAST
 
@@ -27,6 +28,23 @@ JAX_ENVS = {
     "memory_chain": Gymnax("memory_chain", kwargs={"num_bits": 3}, params={"memory_length": 4}),
     "frozen_lake": Gymnax("FrozenLake-misc"),
     "four_rooms": Gymnax("four_rooms", max_steps=7),
+    "maze": Jumanji("maze", max_steps=9),
+    "maze_fixed": Jumanji("maze-fixed", observation="maze_vector", max_steps=9),
+    "snake": Jumanji("snake", kwargs={"num_rows": 5, "num_cols": 5}),
+    "game_2048": Jumanji("game_2048", kwargs={"board_size": 2}),
+    "cleaner": Jumanji(
+        "cleaner",
+        max_steps=7,
+        kwargs={
+            "generator": {
+                "name": "jumanji.environments.routing.cleaner.generator:RandomGenerator",
+                "num_rows": 5,
+                "num_cols": 5,
+                "num_agents": 2,
+            }
+        },
+    ),
+    "minesweeper": Jumanji("minesweeper"),
 }
 
 HOST_ENVS = {
@@ -65,8 +83,9 @@ def test_jax_env(name):
     check_jax_env(JAX_ENVS[name], steps=24)
 
 
-def test_jax_env_without_randomness():
-    check_jax_env(Counting(episode_length=4), varies=False)
+@pytest.mark.parametrize("env", [Counting(episode_length=4), Jumanji("maze-empty", kwargs={"size": 3})])
+def test_jax_env_without_randomness(env):
+    check_jax_env(env, varies=False)
 
 
 @pytest.mark.parametrize("name", HOST_ENVS)

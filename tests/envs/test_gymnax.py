@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from flaxrl.envs.base import AutoReset
-from flaxrl.envs.gymnax import Gymnax, resolve_game
+from flaxrl.envs.gymnax import Gymnax
+from flaxrl.envs.names import resolve_game
 from flaxrl.envs.spec import ArraySpec, Box, Discrete
 from flaxrl.errors import ConfigError
 from flaxrl.types import FIRST, LAST, MID
@@ -103,7 +104,7 @@ def test_kwargs_and_params_reach_the_game():
     ],
 )
 def test_names(name, want):
-    assert resolve_game(name, KNOWN) == want
+    assert resolve_game(name, KNOWN, "Gymnax.game") == want
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_names(name, want):
 )
 def test_wrong_names(name, message):
     with pytest.raises(ConfigError, match=message):
-        resolve_game(name, KNOWN)
+        resolve_game(name, KNOWN, "Gymnax.game")
 
 
 @pytest.mark.parametrize(
