@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,9 +115,9 @@ def test_it_plays_what_jumanji_plays(game):
     """The same key and actions give the rewards, masks and ends of Jumanji's own env, its discount at a limit apart."""
     import jumanji
 
-    limit = {} if game == "game2048" else {"max_steps": 12}
+    limit: Any = {} if game == "game2048" else {"max_steps": 12}
     env = Jumanji(game, **limit)
-    own = jumanji.make({"maze": "Maze-v0", "snake": "Snake-v1"}.get(game, "Game2048-v1"))
+    own: Any = jumanji.make({"maze": "Maze-v0", "snake": "Snake-v1"}.get(game, "Game2048-v1"))
     if limit:
         own = type(own)(time_limit=12)
     key = jax.random.key(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,7 +35,8 @@ def _starts(env, number: int = 200):
 
 
 def test_the_fixed_maze_can_be_solved_from_every_start():
-    walls = fixed_maze().generator.walls
+    generator: Any = fixed_maze().generator
+    walls = generator.walls
     assert walls.shape == (10, 10) and walls.sum() == sum(row.count("1") for row in ROWS)
     assert walls[0].tolist() == [False, False, True, False, False, True, False, True, True, False]
     for start in STARTS:
