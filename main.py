@@ -1,7 +1,7 @@
 """Trains an agent, evaluates it, films it, or draws learning curves.
 
     python main.py --config=configs/FILE.py[:ARGUMENT] [--config.loss.discount=0.99 ...] [--workdir=FOLDER]
-    python main.py --mode=eval --workdir=FOLDER [--config.eval.episodes=100] [--video=agent.gif]
+    python main.py --mode=eval --workdir=FOLDER [--config.eval.episodes=100] [--eval_seed=3] [--video=agent.gif]
     python main.py --mode=plot --workdir=FOLDER [--workdir=ANOTHER ...] [--out=curves.png]
     python main.py --config=... --coordinator=HOST:PORT --num_processes=N --process_id=I    # once for each I < N
 
@@ -26,6 +26,8 @@ _WORKDIR = flags.DEFINE_multi_string(
 _MODE = flags.DEFINE_enum("mode", "train", modes.MODES, "Train, or evaluate or plot what is in --workdir.")
 _VIDEO = flags.DEFINE_string("video", None, "With --mode=eval: a .gif or .mp4 file to film the agent into.")
 _OUT = flags.DEFINE_string("out", None, "With --mode=plot: the picture's file; default curves.png.")
+_EVAL_SEED = flags.DEFINE_integer("eval_seed", None, "Evaluates this seed alone, of a run of several.")
+_EVAL_SETTING = flags.DEFINE_string("eval_setting", None, "Evaluates this setting of a sweep: learning_rate=0.001,...")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where several processes train.")
 _PROCESSES = flags.DEFINE_integer("num_processes", None, "How many they are.")
 _PROCESS = flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
@@ -41,6 +43,7 @@ def main(argv: list[str]) -> None:
         return
     workdir = modes.one_workdir(_WORKDIR.value)
     config = cli.load_config(_CONFIG.value, workdir, overrides=argv[1:])
+    cli.use_cores(config)
     cli.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, train=_MODE.value == "train")
     workdir = cli.run_workdir(workdir, lambda: config_flags.get_config_filename(flags.FLAGS["config"]))
     cli.check(config, workdir, train=_MODE.value == "train", video=_VIDEO.value)
@@ -49,7 +52,8 @@ def main(argv: list[str]) -> None:
     if _MODE.value == "eval":
         from flaxrl.trainers.evaluate import evaluate_workdir
 
-        metrics = evaluate_workdir(workdir, config, video=_VIDEO.value)
+        seed, setting = _EVAL_SEED.value, _EVAL_SETTING.value
+        metrics = evaluate_workdir(workdir, config, seed=seed, setting=setting, video=_VIDEO.value)
         print(cli.table(metrics))
         print(json.dumps(cli.plain_metrics(metrics)))
     else:

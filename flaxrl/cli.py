@@ -20,12 +20,14 @@ from ml_collections import config_dict
 
 from flaxrl import checks, processes
 from flaxrl.build import Config
+from flaxrl.configuration import is_many
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.overrides import apply as apply_overrides
 from flaxrl.run_folder import RunFolder, check_values
 from flaxrl.trainers.writers import plain as plain_metrics
 
-_OWN_FLAGS = ("config", "workdir", "mode", "video", "out", "coordinator", "num_processes", "process_id", "help")
+_MODE_FLAGS = ("video", "out", "eval_seed", "eval_setting")
+_OWN_FLAGS = ("config", "workdir", "mode", "coordinator", "num_processes", "process_id", *_MODE_FLAGS, "help")
 
 
 def run(main: Callable[[list[str]], Any], argv: list[str] | None = None) -> None:
@@ -208,6 +210,14 @@ def load_config(config: Config, workdir: str | None, overrides: Sequence[str]) -
     apply_overrides(config, overrides)
     check_values(config)
     return config
+
+
+def use_cores(config: Config) -> None:
+    """Asks jax for a device a core where the config has many seeds, see `cpu_devices.use_cores`."""
+    if {"num_seeds", "sweep"} <= set(config) and is_many(config):
+        from flaxrl.cpu_devices import use_cores
+
+        use_cores(config)
 
 
 def connect(coordinator: str | None, num_processes: int | None, process_id: int | None, train: bool) -> None:

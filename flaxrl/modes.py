@@ -10,7 +10,12 @@ from flaxrl.errors import ConfigError
 
 MODES = ("train", "eval", "plot")
 
-_ONLY = {"video": ("eval", "films an evaluation"), "out": ("plot", "names a plot's picture")}
+_ONLY = {
+    "video": ("eval", "films an evaluation"),
+    "eval_seed": ("eval", "chooses what is evaluated"),
+    "eval_setting": ("eval", "chooses what is evaluated"),
+    "out": ("plot", "names a plot's picture"),
+}
 """Flag -> the mode that it belongs to, and what it does there."""
 
 

@@ -96,6 +96,15 @@ def test_the_reference_reads_inherited_and_long_descriptions():
     assert "\n" not in reference.attributes(flaxrl.Trajectory)["inputs"]
 
 
+def test_the_env_blocks_build():
+    """Constructing an env checks its fields, and imports no suite."""
+    blocks = [line for block in _blocks(DOCS / "envs.md", "python") for line in block.split("\n\n")]
+    assert sum("config_for(" in block for block in blocks) >= 2
+    made: list[Any] = []
+    _run(blocks[1:], config_for=lambda *args, **fields: made.append(config_for(*args, **fields)))
+    assert len(made) >= 4 and all(flaxrl.build.build(block) for block in made)
+
+
 # -- links and commands --------------------------------------------------------------------------------------------
 
 
@@ -133,7 +142,7 @@ def test_commands_parse_and_check(page: str, line: str, monkeypatch: pytest.Monk
     config = _load(path).get_config(*([argument] if argument else []))
     overrides.apply(config, [f"{k.removeprefix('config.')}={v}" for k, v in flags.items() if k.startswith("config.")])
     plan.check(config)
-    own = {"workdir", "mode", "video", "out", "coordinator", "num_processes", "process_id"}
+    own = {"workdir", "mode", "video", "out", "coordinator", "num_processes", "process_id", "eval_seed", "eval_setting"}
     assert {k for k in flags if not k.startswith("config.")} <= own
 
 
@@ -219,7 +228,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of two tiny runs: envs in JAX, and envs on the host with an actor thread."""
     folder = tmp_path_factory.mktemp("runs")
     writers = config_for("log", every=16, writers=("json_lines", "tensorboard"))
-    train(small_config(4, log=writers), folder / "jax")
+    learner = config_for("learner", reward_scaling=0.9)
+    train(small_config(4, log=writers, learner=learner), folder / "jax")
     train(host_config(4, threads=1), folder / "host")
     return [folder / "jax", folder / "host"]
 

@@ -106,6 +106,21 @@ def test_train_resume_evaluate_film_plot(start: Start, tmp_path: Path) -> None:
         assert image.size == (768, 432)
 
 
+def test_many_seeds_have_a_device_each_core_and_are_evaluated_one_by_one(start: Start) -> None:
+    cores = min(2, len(os.sched_getaffinity(0)))
+    many = ("--config.num_seeds=2", "--config.mesh.data=-1")
+    code, out, err = finish(start("--config=exp.py", "--workdir=w", *many))
+    assert (code, err) == (0, "") and f"devices       {cores} x cpu (mesh seed={cores})" in out
+    code, out, err = finish(start("--mode=eval", "--workdir=w"))
+    assert (code, err) == (0, "")
+    metrics = json.loads(out.splitlines()[-1])
+    code, out, err = finish(start("--mode=eval", "--workdir=w", "--eval_seed=4"))
+    assert (code, err) == (0, "")
+    assert json.loads(out.splitlines()[-1])["eval/return_mean"] == metrics["eval/return_mean/seed_4"]
+    code, _, err = finish(start("--mode=eval", "--workdir=w", "--eval_seed=5"))
+    assert (code, err) == (2, "error: the run has no seed 5; there are 3 to 4\n")
+
+
 def test_signals_and_kills(start: Start, tmp_path: Path) -> None:
     """SIGTERM and SIGINT save, say so and exit with 0 in seconds; after kill -9 too the same command goes on."""
     command, workdir, reached = ("--config=exp.py:host", "--workdir=w"), tmp_path / "w", 0

@@ -26,7 +26,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 REQUIREMENTS = [Requirement(r) for r in [*PROJECT["dependencies"], *(r for extra in EXTRAS.values() for r in extra)]]
 OUTSIDE = [r for r in REQUIREMENTS if r.name != "flaxrl"]
-HEAVY = ("distrax", "orbax", "gymnax", "gymnasium", "ale_py", "tensorflow", "tensorflow_probability", "tensorboardX")
+HEAVY = (
+    *("distrax", "orbax", "gymnax", "gymnasium", "ale_py", "jumanji"),
+    *("tensorflow", "tensorflow_probability", "tensorboardX"),
+)
 
 CHECKED = """
 import json, sys, time, jax

@@ -161,7 +161,23 @@ class AutoReset:
             return jax.tree.map(lambda f, s: _where(over, f, s), fresh, stepped)
 
         # Outside the vmap, so that a step on which no env is over pays nothing for resets.
-        return jax.lax.cond(jnp.any(over), restart, lambda s: s, stepped)
+        return jax.lax.cond(anywhere(over), restart, lambda s: s, stepped)
+
+
+@jax.custom_batching.custom_vmap
+def anywhere(condition: Array) -> Array:
+    """Whether `condition` (bool) holds anywhere; under `jax.vmap`, anywhere in all that is mapped.
+
+    So a branch or a loop on it stays one where many seeds run side by side: with a predicate of each, both branches
+    would run at every step.
+    """
+    return jnp.any(condition)
+
+
+@anywhere.def_vmap
+def _anywhere_mapped(axis_size: int, in_batched: list[bool], condition: Array) -> tuple[Array, bool]:
+    del axis_size, in_batched
+    return anywhere(condition), False
 
 
 def _where(condition: Array, x: Array, y: Array) -> Array:

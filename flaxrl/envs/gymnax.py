@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -16,7 +15,9 @@ import numpy as np
 from flaxrl import checks
 from flaxrl.envs.base import EnvState, JaxEnv
 from flaxrl.envs.deferred import defer
+from flaxrl.envs.dtypes import strong
 from flaxrl.envs.gymnax_drawings import DRAWINGS, grid, is_grid
+from flaxrl.envs.names import resolve_game
 from flaxrl.envs.spec import ArraySpec, Box, Discrete, EnvSpec
 from flaxrl.errors import ConfigError
 from flaxrl.types import Array, PyTree
@@ -34,6 +35,8 @@ class Gymnax(JaxEnv):
         max_steps: agent steps before an episode is truncated; None keeps the game's own limit.
         kwargs: constructor arguments of the game, e.g. `{'num_bits': 2}` for MemoryChain.
         params: fields of the game's EnvParams, e.g. `{'memory_length': 20}` for MemoryChain.
+        observed: components of a vector observation that the agent sees, e.g. `(0, 2)` for CartPole without
+            velocities; None for all.
 
     Raises:
         ConfigError: an unknown game, argument or parameter, on the first use of `spec`, `reset` or `step`: importing
@@ -44,15 +47,18 @@ class Gymnax(JaxEnv):
     max_steps: int | None = None
     kwargs: dict = field(default_factory=dict)
     params: dict = field(default_factory=dict)
+    observed: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         checks.in_range(self, "max_steps", low=1)
+        if self.observed is not None and (not self.observed or len(set(self.observed)) < len(self.observed)):
+            raise ConfigError(f"Gymnax.observed = {self.observed} must name at least one component, none of them twice")
 
     @functools.cached_property
     def _made(self) -> tuple[Any, Any]:
         """Gymnax's env and its parameters."""
         registration = _import_registration()
-        game = resolve_game(self.game, list(registration.registered_envs))
+        game = resolve_game(self.game, registration.registered_envs, "Gymnax.game")
         try:
             env, params = registration.make(game, **self.kwargs)
         except Exception as error:
@@ -75,17 +81,30 @@ class Gymnax(JaxEnv):
     def spec(self) -> EnvSpec:
         """What the game observes and accepts."""
         env, params = self._made
+        action = _action_spec(env.action_space(params), self.game)
+        whole = self._whole
+        if self.observed is None:
+            return EnvSpec(whole, action)
+        if not isinstance(whole, ArraySpec) or len(whole.shape) != 1:
+            raise ConfigError(f"Gymnax.observed is for vector observations; {self.game} has {whole}")
+        if not all(0 <= i < whole.shape[0] for i in self.observed):
+            raise ConfigError(
+                f"Gymnax.observed = {self.observed}: {self.game} has components 0 to {whole.shape[0] - 1}"
+            )
+        return EnvSpec(ArraySpec((len(self.observed),), whole.dtype), action)
+
+    @functools.cached_property
+    def _whole(self) -> PyTree:
+        """ArraySpecs of what the game itself observes."""
+        env, params = self._made
         shapes = jax.eval_shape(env.reset_env, jax.random.key(0), params)[0]
-        return EnvSpec(
-            observation=_observation_spec(env.observation_space(params), shapes),
-            action=_action_spec(env.action_space(params), self.game),
-        )
+        return _observation_spec(env.observation_space(params), shapes)
 
     def reset(self, key: Array) -> tuple[EnvState, PyTree, None]:
         """Starts an episode: (state, observation, None)."""
         env, params = self._made
         observation, state = env.reset_env(key, params)
-        return jax.tree.map(_strong, state), self._observation(observation), None
+        return jax.tree.map(strong, state), self._observation(observation), None
 
     def step(self, state: EnvState, action: Array, key: Array) -> tuple[EnvState, PyTree, Array, Array, Array, None]:
         """Takes one action: (state, observation, reward float32, terminated bool, truncated bool, None)."""
@@ -93,11 +112,11 @@ class Gymnax(JaxEnv):
         observation, new_state, reward, terminated, _ = env.step_env(key, state, action, params)
         truncated = env.is_truncated(new_state, params)
         return (
-            jax.tree.map(lambda new, old: _strong(new, old.dtype), new_state, state),
+            jax.tree.map(lambda new, old: strong(new, old.dtype), new_state, state),
             self._observation(observation),
-            _strong(reward, jnp.float32),
-            _strong(terminated, jnp.bool_),
-            _strong(truncated, jnp.bool_),
+            strong(reward, jnp.float32),
+            strong(terminated, jnp.bool_),
+            strong(truncated, jnp.bool_),
             None,
         )
 
@@ -136,9 +155,10 @@ class Gymnax(JaxEnv):
             # A Discrete observation is the one case where the spec has an axis that gymnax's array lacks.
             if np.ndim(x) < len(spec.shape):
                 return jax.nn.one_hot(x, spec.shape[0], dtype=spec.dtype)
-            return _strong(x, spec.dtype)
+            return strong(x, spec.dtype)
 
-        return jax.tree.map(convert, self.spec.observation, observation)
+        converted = jax.tree.map(convert, self._whole, observation)
+        return converted if self.observed is None else converted[jnp.asarray(self.observed)]
 
 
 def _import_registration() -> ModuleType:
@@ -151,35 +171,6 @@ def _import_registration() -> ModuleType:
             raise
         raise ConfigError("env 'gymnax' needs the gymnax package: pip install 'flaxrl[gymnax]'") from error
     return registration
-
-
-def resolve_game(name: str, known: list[str]) -> str:
-    """The gymnax id that `name` stands for, in any case and with or without its suffix where that is unique.
-
-    Args:
-        name: e.g. 'CartPole-v1', 'cartpole', 'breakout-minatar', 'memory_chain'.
-        known: all ids.
-
-    Raises:
-        ConfigError: naming near matches.
-    """
-    wanted = _plain(name)
-    exact = [k for k in known if _plain(k) == wanted]
-    found = exact or [k for k in known if _plain(k.rpartition("-")[0]) == wanted]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"Gymnax.game = {name!r} is ambiguous: {', '.join(found)}")
-    # Compare with the short form too: a typo in 'catch' is far from 'Catch-bsuite'.
-    short = {_plain(k.rpartition("-")[0]): k for k in known} | {k: k for k in known}
-    hint = checks.nearest(wanted, [s for s in short if "-" not in s])
-    if hint.startswith("known"):
-        hint = checks.nearest(name, known)
-    raise ConfigError(f"Gymnax.game = {name!r} is unknown; {hint}")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _observation_spec(space: Any, shapes: PyTree) -> PyTree:
@@ -208,11 +199,3 @@ def _action_spec(space: Any, game: str) -> Discrete | Box:
         low, high = (np.broadcast_to(np.asarray(x, np.float32), space.shape) for x in (space.low, space.high))
         return Box(tuple(low.tolist()), tuple(high.tolist()))
     raise ConfigError(f"Gymnax.game = {game!r}: action space {space} is neither discrete nor a vector")
-
-
-def _strong(x: Any, dtype: Any = None) -> Array:
-    """An array of one dtype, never weakly typed: a carry that changes type between calls compiles anew."""
-    x = jnp.asarray(x)
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return x
-    return jax.lax.convert_element_type(x, x.dtype if dtype is None else dtype)

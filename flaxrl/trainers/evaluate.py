@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 from flaxrl.build import build
 from flaxrl.compilation_cache import use_cache
 from flaxrl.configuration import EvalSettings
-from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv
+from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv, anywhere
 from flaxrl.envs.spec import env_action
+from flaxrl.errors import ConfigError
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
 from flaxrl.trainers.acting import MAX_STEPS, EvaluationStopped, choose
@@ -70,18 +71,8 @@ class Evaluator:
         model = {"params": params, **variables}
         key = jax.random.key(self._settings.seed)
         if isinstance(self._env, HostEnv):
-            returns, lengths, finished = self._play_host(self._env, model, key)
-        else:
-            returns, lengths, finished = jax.device_get(self._play(model, key))
-        return {
-            "eval/return_mean": float(np.mean(returns, dtype=np.float64)),
-            "eval/return_std": float(np.std(returns, dtype=np.float64)),
-            "eval/return_min": float(np.min(returns)),
-            "eval/return_max": float(np.max(returns)),
-            "eval/length_mean": float(np.mean(lengths, dtype=np.float64)),
-            "eval/episodes": len(returns),
-            "eval/unfinished": int(np.sum(~finished)),
-        }
+            return scores(*self._play_host(self._env, model, key))
+        return scores(*jax.device_get(self._play(model, key)))
 
     def film(self, params: PyTree, variables: PyTree, writer: Writer, step: int) -> None:
         """Gives a writer the clip of the first `settings.video_episodes` episodes as 'eval/video'; of none, nothing.
@@ -118,7 +109,7 @@ class Evaluator:
 
         def playing(loop: tuple) -> Array:
             _, _, _, totals, t = loop
-            return ~jnp.all(totals[2]) & (t < MAX_STEPS)
+            return anywhere(~totals[2]) & (t < MAX_STEPS)
 
         def step(loop: tuple) -> tuple:
             state, carry, last_action, (returns, lengths, finished), t = loop
@@ -156,6 +147,19 @@ class Evaluator:
         return returns, lengths, finished
 
 
+def scores(returns: np.ndarray, lengths: np.ndarray, finished: np.ndarray) -> dict[str, float]:
+    """An evaluation's metrics, from what each episode (`[N]`) brought."""
+    return {
+        "eval/return_mean": float(np.mean(returns, dtype=np.float64)),
+        "eval/return_std": float(np.std(returns, dtype=np.float64)),
+        "eval/return_min": float(np.min(returns)),
+        "eval/return_max": float(np.max(returns)),
+        "eval/length_mean": float(np.mean(lengths, dtype=np.float64)),
+        "eval/episodes": len(returns),
+        "eval/unfinished": int(np.sum(~finished)),
+    }
+
+
 def held_here(tree: PyTree, mesh: Mesh) -> PyTree:
     """`tree` for a program of this process alone: whole copies on one of its devices; as it is in a run of one process.
 
@@ -174,7 +178,12 @@ def _replicate(tree: PyTree, mesh: Mesh) -> PyTree:
 
 
 def evaluate_workdir(
-    workdir: str | Path, config: Any = None, which: str = "latest", video: str | None = None
+    workdir: str | Path,
+    config: Any = None,
+    which: str = "latest",
+    seed: int | None = None,
+    setting: str | None = None,
+    video: str | None = None,
 ) -> dict[str, float]:
     """Evaluates a run's checkpoint.
 
@@ -182,6 +191,8 @@ def evaluate_workdir(
         workdir: folder of a run.
         config: gives `env` and `eval`; None takes the stored one.
         which: 'latest' or 'best' checkpoint.
+        seed: which of a run of several seeds, as in `flaxrl.load`; without it and `setting`, all of them.
+        setting: which of a sweep.
         video: a .gif or .mp4 file that the first episodes are filmed into.
 
     Returns:
@@ -190,15 +201,21 @@ def evaluate_workdir(
     Raises:
         ConfigError: no run or checkpoint there; a video that cannot be made.
     """
-    from flaxrl.trainers.loading import load  # orbax: only where a checkpoint is read
+    from flaxrl.trainers.loading import load_stored  # orbax: only where a checkpoint is read
+    from flaxrl.trainers.seeds_program import SeedsEvaluator
 
-    loaded = load(workdir, which)
+    stored = load_stored(workdir, which)
+    if seed is not None or setting is not None:
+        stored = stored.pick(seed, setting)
+    make: Any = Evaluator if stored.seeds is None else functools.partial(SeedsEvaluator, stored.seeds)
     use_cache()
-    config = loaded.config if config is None else config
+    config = stored.config if config is None else config
     if video is not None:
-        write_clip(video, film(config, loaded.agent, loaded.params, loaded.variables))
-    evaluator = Evaluator(env_factory(config), loaded.agent, build(config.eval, "config.eval"))
+        if stored.seeds is not None:
+            raise ConfigError("--video films one run, and the folder holds several: name one with --eval_seed=SEED")
+        write_clip(video, film(config, stored.agent, stored.params, stored.variables))
+    evaluator = make(env_factory(config), stored.agent, build(config.eval, "config.eval"))
     try:
-        return {"step": loaded.step} | evaluator.run(loaded.params, loaded.variables)
+        return {"step": stored.step} | evaluator.run(stored.params, stored.variables)
     finally:
         evaluator.close()

@@ -9,9 +9,13 @@ from env_contract import check_host_env, check_jax_env, check_rows
 
 from flaxrl.envs.atari import Atari
 from flaxrl.envs.fake import Counting, HostScripted, Memory, Scripted
+from flaxrl.envs.gymnasium import Gymnasium
 from flaxrl.envs.gymnax import Gymnax
+from flaxrl.envs.jumanji import Jumanji
 from flaxrl.envs.next_step import NextStepRows
 from flaxrl.types import FIRST, LAST
+
+MODULE = "tests.envs.gymnasium_envs"
 
 JAX_ENVS = {
     "scripted": Scripted(),
@@ -24,6 +28,23 @@ JAX_ENVS = {
     "memory_chain": Gymnax("memory_chain", kwargs={"num_bits": 3}, params={"memory_length": 4}),
     "frozen_lake": Gymnax("FrozenLake-misc"),
     "four_rooms": Gymnax("four_rooms", max_steps=7),
+    "maze": Jumanji("maze", max_steps=9),
+    "maze_fixed": Jumanji("maze-fixed", observation="maze_vector", max_steps=9),
+    "snake": Jumanji("snake", kwargs={"num_rows": 5, "num_cols": 5}),
+    "game_2048": Jumanji("game_2048", kwargs={"board_size": 2}),
+    "cleaner": Jumanji(
+        "cleaner",
+        max_steps=7,
+        kwargs={
+            "generator": {
+                "name": "jumanji.environments.routing.cleaner.generator:RandomGenerator",
+                "num_rows": 5,
+                "num_cols": 5,
+                "num_agents": 2,
+            }
+        },
+    ),
+    "minesweeper": Jumanji("minesweeper"),
 }
 
 HOST_ENVS = {
@@ -46,6 +67,14 @@ HOST_ENVS = {
         sticky_actions=0.25,
         env_threads=1,
     ),
+    "cartpole": lambda: Gymnasium(num_envs=3, max_steps=12),
+    "cartpole_vectorized": lambda: Gymnasium(num_envs=3, vectorized=True, max_steps=12),
+    "pendulum": lambda: Gymnasium(num_envs=2, id="Pendulum-v1", max_steps=7),
+    "gymnasium_same_step": lambda: Gymnasium(num_envs=3, id=f"{MODULE}:TestClock-v0", autoreset="same_step"),
+    "gymnasium_disabled": lambda: Gymnasium(num_envs=3, id=f"{MODULE}:TestClock-v0", autoreset="disabled"),
+    "gymnasium_own_vector": lambda: Gymnasium(num_envs=3, id=f"{MODULE}:TestSameStep-v0", vectorized=True),
+    "gymnasium_start": lambda: Gymnasium(num_envs=2, id=f"{MODULE}:TestStartsAtTen-v0"),
+    "gymnasium_workers": lambda: Gymnasium(num_envs=3, id=f"{MODULE}:TestClock-v0", workers=2),
 }
 
 
@@ -54,8 +83,9 @@ def test_jax_env(name):
     check_jax_env(JAX_ENVS[name], steps=24)
 
 
-def test_jax_env_without_randomness():
-    check_jax_env(Counting(episode_length=4), varies=False)
+@pytest.mark.parametrize("env", [Counting(episode_length=4), Jumanji("maze-empty", kwargs={"size": 3})])
+def test_jax_env_without_randomness(env):
+    check_jax_env(env, varies=False)
 
 
 @pytest.mark.parametrize("name", HOST_ENVS)

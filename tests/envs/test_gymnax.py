@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from flaxrl.envs.base import AutoReset
-from flaxrl.envs.gymnax import Gymnax, resolve_game
+from flaxrl.envs.gymnax import Gymnax
+from flaxrl.envs.names import resolve_game
 from flaxrl.envs.spec import ArraySpec, Box, Discrete
 from flaxrl.errors import ConfigError
 from flaxrl.types import FIRST, LAST, MID
@@ -103,7 +104,7 @@ def test_kwargs_and_params_reach_the_game():
     ],
 )
 def test_names(name, want):
-    assert resolve_game(name, KNOWN) == want
+    assert resolve_game(name, KNOWN, "Gymnax.game") == want
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_names(name, want):
 )
 def test_wrong_names(name, message):
     with pytest.raises(ConfigError, match=message):
-        resolve_game(name, KNOWN)
+        resolve_game(name, KNOWN, "Gymnax.game")
 
 
 @pytest.mark.parametrize(
@@ -142,3 +143,24 @@ def test_a_missing_package_gives_the_install_command(monkeypatch):
     env = Gymnax("catch")
     with pytest.raises(ConfigError, match="pip install"):
         _ = env.spec
+
+
+def test_the_agent_sees_the_observed_components_alone():
+    """CartPole without velocities: components 0 and 2 of the same episode."""
+    part, whole = (_play(Gymnax("CartPole-v1", observed=observed), 12) for observed in ((0, 2), None))
+    np.testing.assert_array_equal(part.observation, whole.observation[..., [0, 2]])
+    assert Gymnax("CartPole-v1", observed=(0, 2)).spec.observation.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("game", "observed", "message"),
+    [
+        ("CartPole-v1", (0, 4), "components 0 to 3"),
+        ("CartPole-v1", (), "at least one"),
+        ("CartPole-v1", (1, 1), "twice"),
+        ("Breakout-MinAtar", (0,), "vector observations"),
+    ],
+)
+def test_components_that_are_not_there_are_refused(game, observed, message):
+    with pytest.raises(ConfigError, match=message):
+        _ = Gymnax(game, observed=observed).spec
