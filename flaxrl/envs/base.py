@@ -89,7 +89,7 @@ class HostEnv(abc.ABC):
 def _draws_nothing(env: Any) -> ConfigError:
     return ConfigError(
         f"{type(env).__name__} draws nothing: it has no method `render`; a video needs an env that draws "
-        "(atari, gymnax, or one of your own)"
+        "(atari, gymnasium, gymnax, jumanji, or one of your own)"
     )
 
 

@@ -70,6 +70,7 @@ class Gymnasium(HostEnv):
             )
         self._envs: Any = None
         self._rows: GymnasiumRows | None = None
+        self._drawn = False
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
@@ -101,7 +102,7 @@ class Gymnasium(HostEnv):
         if self._envs is None:
             self._envs = self._make()
         if self._rows is None:
-            mode = self._own_mode() if self.vectorized else self.autoreset
+            mode = self._own_mode() if self.vectorized else self._mode
             self._rows = GymnasiumRows(self._envs, spec, spaces, self.num_envs, mode)
         return self._rows.reset(int(seed))
 
@@ -123,6 +124,31 @@ class Gymnasium(HostEnv):
         if envs is not None:
             envs.close()
 
+    def prepare_render(self) -> None:
+        """From the next `reset` on the envs are in this process, and made to answer pixels; one is tried.
+
+        Raises:
+            ConfigError: this id has no 'rgb_array', a package that draws it is missing, or it is a vector env.
+        """
+        if self.vectorized:
+            raise ConfigError("Gymnasium.vectorized = True draws nothing: a vector env is not asked for pictures")
+        self._drawn = True
+        with self._creation("drawn"), contextlib.closing(self._maker()()) as env:
+            if "rgb_array" not in (env.metadata.get("render_modes") or ()):
+                raise ConfigError(f"Gymnasium.id = {self.id!r} draws nothing: its render_modes have no 'rgb_array'")
+            env.reset()
+            env.render()
+
+    def render(self) -> np.ndarray:
+        """Gymnasium's picture of env 0, uint8 `[H, W, 3]`.
+
+        Raises:
+            RuntimeError: without `prepare_render` and a `reset` after it.
+        """
+        if not self._drawn or self._envs is None:
+            raise RuntimeError("Gymnasium.render before Gymnasium.prepare_render and reset")
+        return np.asarray(self._envs.envs[0].render(), np.uint8)
+
     # -- making --------------------------------------------------------------------------------------------------------
 
     def _registered(self) -> Any:
@@ -142,7 +168,8 @@ class Gymnasium(HostEnv):
         return gymnasium.registry[name]
 
     def _arguments(self) -> dict[str, Any]:
-        return self.kwargs if self.max_steps is None else self.kwargs | {"max_episode_steps": self.max_steps}
+        limit = {} if self.max_steps is None else {"max_episode_steps": self.max_steps}
+        return self.kwargs | limit | ({"render_mode": "rgb_array"} if self._drawn else {})
 
     def _maker(self) -> Callable[[], Any]:
         """Makes one env, in this process or another: the registry's entry travels with it."""
@@ -151,28 +178,35 @@ class Gymnasium(HostEnv):
         return functools.partial(gymnasium.make, self._registered(), **self._arguments())
 
     @contextlib.contextmanager
-    def _creation(self) -> Iterator[None]:
-        """Tells in one line what kept an env from being made."""
+    def _creation(self, done: str = "made") -> Iterator[None]:
+        """Tells in one line what kept an env from being made, or drawn."""
         try:
             yield
         except ConfigError:
             raise
         except Exception as error:
             given = f" with kwargs {self.kwargs}" if self.kwargs else ""
-            raise ConfigError(f"Gymnasium: {self.id}{given} cannot be made: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"Gymnasium: {self.id}{given} cannot be {done}: {type(error).__name__}: {error}"
+            ) from error
+
+    @property
+    def _mode(self) -> str:
+        """The autoreset mode; where env 0 is looked at, the one that shows an episode's end before the next begins."""
+        return "next_step" if self._drawn else self.autoreset
 
     def _make(self) -> Any:
         """The vector env: gymnasium's in this process, or workers; or the env's own."""
         if self.vectorized:
             return self._make_vectorized()
-        make, workers = self._maker(), min(self.workers, self.num_envs)
+        make, workers = self._maker(), 0 if self._drawn else min(self.workers, self.num_envs)
         if workers:
-            keys = info_keys(self.autoreset, self.action_mask)
-            return Workers(make, self._spaces[0], self.num_envs, workers, AUTORESETS[self.autoreset], keys)
+            keys = info_keys(self._mode, self.action_mask)
+            return Workers(make, self._spaces[0], self.num_envs, workers, AUTORESETS[self._mode], keys)
         from gymnasium.vector import SyncVectorEnv
 
         with self._creation():
-            return SyncVectorEnv([make] * self.num_envs, copy=False, autoreset_mode=AUTORESETS[self.autoreset])
+            return SyncVectorEnv([make] * self.num_envs, copy=False, autoreset_mode=AUTORESETS[self._mode])
 
     def _make_vectorized(self) -> Any:
         import gymnasium

@@ -18,6 +18,7 @@ from flaxrl.envs import observations
 from flaxrl.envs.action_layout import ActionLayout, layout_of
 from flaxrl.envs.base import JaxEnv
 from flaxrl.envs.dtypes import strong
+from flaxrl.envs.jumanji_pictures import picture, windowless
 from flaxrl.envs.names import resolve_game
 from flaxrl.envs.spec import ArraySpec, EnvSpec
 from flaxrl.errors import ConfigError
@@ -158,6 +159,22 @@ class Jumanji(JaxEnv):
             strong(truncated, jnp.bool_),
             mask,
         )
+
+    def prepare_render(self) -> None:
+        """Checks that Jumanji draws this game.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        _ = self._viewer
+
+    def render(self, state: JumanjiState) -> np.ndarray:
+        """Jumanji's own picture of one state, uint8 `[H, W, 3]`."""
+        return picture(self._viewer, state.game)
+
+    @functools.cached_property
+    def _viewer(self) -> Any:
+        return windowless(self._made.env)
 
     def _seen(self, observation: Any) -> tuple[PyTree, Array | None]:
         made = self._made

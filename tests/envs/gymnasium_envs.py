@@ -41,6 +41,18 @@ class Clock(gymnasium.Env):
         return {}
 
 
+class Drawn(Clock):
+    """A picture that is as bright as the time."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as gymnasium has it
+
+    def render(self) -> Any:
+        assert self.render_mode == "rgb_array"
+        if self.ends_at == 0:
+            raise ImportError("no brush is installed")
+        return np.full((4, 5, 3), self.t, np.uint8)
+
+
 class StartsAtTen(Clock):
     """Its actions are 10, 11 and 12; the second observation is the last action."""
 
@@ -200,7 +212,19 @@ class _Spoilt(gymnasium.vector.VectorWrapper):
         return *answer, {k: v for k, v in info.items() if k.removeprefix("_") != self.loses}
 
 
-for _cls in (Clock, StartsAtTen, Components, Switches, Continuous, Nested, Masked, MaskedComponents, Raises, Witness):
+for _cls in (
+    Clock,
+    Drawn,
+    StartsAtTen,
+    Components,
+    Switches,
+    Continuous,
+    Nested,
+    Masked,
+    MaskedComponents,
+    Raises,
+    Witness,
+):
     gymnasium.register(f"Test{_cls.__name__}-v0", entry_point=f"{__name__}:{_cls.__name__}", max_episode_steps=3)
 gymnasium.register(
     "TestSameStep-v0",

@@ -13,6 +13,7 @@ from flaxrl import build, config_for
 from flaxrl.envs import observations
 from flaxrl.envs.base import AutoReset
 from flaxrl.envs.jumanji import Jumanji
+from flaxrl.envs.jumanji_pictures import windowless
 from flaxrl.envs.spec import ArraySpec, Discrete, MultiDiscrete
 from flaxrl.errors import ConfigError
 from flaxrl.types import FIRST, LAST, MID
@@ -299,3 +300,29 @@ def test_the_reset_is_not_paid_for_on_every_step():
     outside = [e.primitive.name for e in jaxpr.eqns]
     assert "while" not in outside and "scan" not in outside and "cond" in outside
     assert "while" in str(jax.make_jaxpr(jax.vmap(env.reset))(keys))
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def test_jumanji_draws_its_states_without_a_window():
+    """The agent's green is in the top left of a 3 x 3 maze, and one cell further right after a step."""
+    env = _small_maze()
+    env.prepare_render()
+    state = jax.jit(env.reset)(jax.random.key(0))[0]
+    first = env.render(state)
+    second = env.render(jax.jit(env.step)(state, jnp.int32(RIGHT), jax.random.key(0))[0])
+    assert first.dtype == np.uint8 and first.shape == second.shape and first.shape[-1] == 3
+
+    def column(picture):
+        return np.nonzero((picture == (0, 255, 0)).all(-1))[1].mean() / picture.shape[1]
+
+    assert column(first) < 0.36 < column(second) < 0.64
+
+
+def test_a_game_without_a_viewer_draws_nothing():
+    class Dark:
+        _viewer = None
+
+    with pytest.raises(ConfigError, match="Jumanji's Dark draws nothing"):
+        windowless(Dark())
