@@ -39,6 +39,12 @@ SECTIONS = (
 
 _TOP = {
     "seed": ("`int`", "Every key and every env's seed follow from it."),
+    "num_seeds": ("`int`", "Runs of the seeds `seed`, `seed` + 1, ... in one program, see [Many seeds](seeds.md)."),
+    "sweep": (
+        "`dict`",
+        "Float field of `loss` or `optimizer` -> its values, every combination a run of the same program: "
+        "`{'optimizer.learning_rate': [1e-3, 3e-4]}`, or `--config.sweep.optimizer.learning_rate=1e-3,3e-4`.",
+    ),
     "total_steps": ("`int`", "Steps of the whole run, rounded up to whole calls."),
 }
 _HEAD = """# Config reference
@@ -115,7 +121,7 @@ def config_reference() -> str:
     parts = [_HEAD]
     for key in TOP_LEVEL:
         kind, text = _TOP.get(key, ("block", f"[below](#config{key})"))
-        default = {"seed": "`0`", "total_steps": "`1000000`"}.get(key, "-")
+        default = {"seed": "`0`", "num_seeds": "`1`", "sweep": "`{}`", "total_steps": "`1000000`"}.get(key, "-")
         if key in build.REGISTRY:
             default = f"`config_for('{key}')`"
         parts.append(f"| `{key}` | {kind} | {default} | {text} |\n")

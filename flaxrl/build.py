@@ -22,6 +22,8 @@ REGISTRY: dict[str, str] = {
     # envs
     "gymnax": "flaxrl.envs.gymnax:Gymnax",
     "atari": "flaxrl.envs.atari:Atari",
+    "gymnasium": "flaxrl.envs.gymnasium:Gymnasium",
+    "brax": "flaxrl.envs.brax:Brax",
     "scripted": "flaxrl.envs.fake:Scripted",
     "counting": "flaxrl.envs.fake:Counting",
     "memory": "flaxrl.envs.fake:Memory",
@@ -40,6 +42,7 @@ REGISTRY: dict[str, str] = {
     "sampled": "flaxrl.models.policies:Sampled",
     # losses
     "vtrace": "flaxrl.losses.vtrace:VTrace",
+    "ppo": "flaxrl.losses.ppo:PPO",
     # sources
     "jax_rollout": "flaxrl.trainers.rollout:JaxRollout",
     "actor_threads": "flaxrl.trainers.actors:ActorThreads",

@@ -182,7 +182,7 @@ class TrainState(train_state.TrainState):
         updates: int32, iterates done, +1 each, whatever was skipped; every key folds it in.
         skipped_in_row: int32, minibatch steps skipped one after another for being non-finite, 0 after a good one.
         target_params: parameters of the target network, or None.
-        variables: Linen collections other than params; the same in acting and learning, constant over a run.
+        variables: Linen collections other than params (running statistics), the same in acting and in all of an update.
     """
 
     updates: Array

@@ -15,6 +15,7 @@ from flaxrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from flaxrl.errors import ConfigError
 from flaxrl.models.chunking import apply_in_chunks
 from flaxrl.models.cores import FeedForward
+from flaxrl.models.normalization import Normalizer
 from flaxrl.models.torsos import DTYPES, computing_in
 from flaxrl.types import FIRST, ActContext, AgentInput, Array, Carry, Output, PyTree
 
@@ -35,6 +36,9 @@ class Agent(nn.Module):
             value share torso and core.
         use_last_action: also feeds the previous action (one-hot; that of a Box as it is) to the core.
         use_last_reward: also feeds the previous reward, clipped to [-1, 1] (Espeholt et al., 2018), to the core.
+        normalize_observations: float observations are taken relative to their running mean and deviation over all rows
+            ever learned from; acting, learning and evaluation see the same.
+        observation_clip: normalised observations are clipped to +- this; None leaves them.
         torso_chunk: rows that the torso takes at once; None chooses (on for the convolutional torsos on a CPU, where
             it keeps them in cache), 0 never chunks.
         torso_recompute: each chunk is computed again in the backward pass: a third more time, a fraction of the memory.
@@ -51,12 +55,15 @@ class Agent(nn.Module):
     value_torso: nn.Module | None = None
     use_last_action: bool = False
     use_last_reward: bool = False
+    normalize_observations: bool = False
+    observation_clip: float | None = 10.0
     torso_chunk: int | None = None
     torso_recompute: bool = False
     dtype: str | None = None
 
     def __post_init__(self) -> None:
         checks.non_negative(self, "torso_chunk")
+        checks.positive(self, "observation_clip")
         if self.value_torso is not None:
             _check_takes_value_features(self.head)
         if self.dtype is not None:
@@ -67,7 +74,9 @@ class Agent(nn.Module):
         super().__post_init__()
 
     def setup(self) -> None:
-        """Makes the value's core, where it has one."""
+        """The parts that are no fields."""
+        if self.normalize_observations:
+            self.normalizer = Normalizer(self.observation_clip)
         if self.value_torso is not None:
             self.value_core = self.core.clone(name=None)
 
@@ -82,22 +91,24 @@ class Agent(nn.Module):
             Output `[T, B, ...]` and the state after the last row.
         """
         chex.assert_rank(inputs.step_type, 2)
+        time, batch = inputs.step_type.shape
+        rows = jax.tree.map(lambda x: x.reshape(time * batch, *x.shape[2:]), inputs.observation)
+        if self.normalize_observations:
+            rows = self.normalizer(rows)
         if carry is None:
-            carry = self.initial_carry(inputs.step_type.shape[1])
-        x, first, mask = self._features(self.torso, inputs), inputs.first, inputs.action_mask
+            carry = self.initial_carry(batch)
+        x, first, mask = self._features(self.torso, rows, inputs), inputs.first, inputs.action_mask
         if self.value_torso is None:
             x, carry = self.core(x, first, carry)  # type: ignore[operator]
             return self.head(x, mask), carry  # type: ignore[operator]
         x, policy_carry = self.core(x, first, carry[0])  # type: ignore[operator]
-        v, value_carry = self.value_core(self._features(self.value_torso, inputs), first, carry[1])
+        v, value_carry = self.value_core(self._features(self.value_torso, rows, inputs), first, carry[1])
         return self.head(x, mask, value_features=v), (policy_carry, value_carry)  # type: ignore[operator]
 
-    def _features(self, torso: nn.Module, inputs: AgentInput) -> Array:
-        """What a core sees, `[T, B, F]`."""
-        time, batch = inputs.step_type.shape
-        rows = jax.tree.map(lambda x: x.reshape(time * batch, *x.shape[2:]), inputs.observation)
+    def _features(self, torso: nn.Module, rows: PyTree, inputs: AgentInput) -> Array:
+        """What a core sees, `[T, B, F]`, of observations `[T * B, ...]`."""
         x: Array = apply_in_chunks(torso, rows, self._chunk(torso, rows), self.torso_recompute)
-        parts = [x.reshape(time, batch, -1)]
+        parts = [x.reshape(*inputs.step_type.shape, -1)]
         if self.use_last_action:
             parts.append(encode_action(inputs.last_action, self.action_spec))
         if self.use_last_reward:
@@ -120,6 +131,11 @@ class Agent(nn.Module):
         output = output[0]
         action, log_prob = self.policy(output, context)  # type: ignore[operator]
         return action, log_prob, output, carry
+
+    def observe(self, inputs: AgentInput) -> None:
+        """Takes rows `[T, B, ...]` into the running statistics, in a call of `apply` where they are mutable."""
+        if self.normalize_observations:
+            self.normalizer.observe(inputs.observation)
 
     def initial_carry(self, batch_size: int) -> Carry:
         """The recurrent state at an episode's start, leaves `[B, ...]`; needs parameters where it is learned."""
