@@ -60,7 +60,10 @@ class Brax(JaxEnv):
     @functools.cached_property
     def _task(self) -> Any:
         try:
-            envs = importlib.import_module("brax.envs")
+            with warnings.catch_warnings():
+                # Of a package that brax imports.
+                warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)
+                envs = importlib.import_module("brax.envs")
         except ModuleNotFoundError as error:
             if error.name is None or not error.name.startswith("brax"):
                 raise

@@ -74,7 +74,7 @@ class Agent(nn.Module):
         super().__post_init__()
 
     def setup(self) -> None:
-        """The parts that are no fields: the statistics, and the value's core."""
+        """The parts that are no fields."""
         if self.normalize_observations:
             self.normalizer = Normalizer(self.observation_clip)
         if self.value_torso is not None:
@@ -91,24 +91,24 @@ class Agent(nn.Module):
             Output `[T, B, ...]` and the state after the last row.
         """
         chex.assert_rank(inputs.step_type, 2)
-        if carry is None:
-            carry = self.initial_carry(inputs.step_type.shape[1])
-        x, first, mask = self._features(self.torso, inputs), inputs.first, inputs.action_mask
-        if self.value_torso is None:
-            x, carry = self.core(x, first, carry)  # type: ignore[operator]
-            return self.head(x, mask), carry  # type: ignore[operator]
-        x, policy_carry = self.core(x, first, carry[0])  # type: ignore[operator]
-        v, value_carry = self.value_core(self._features(self.value_torso, inputs), first, carry[1])
-        return self.head(x, mask, value_features=v), (policy_carry, value_carry)  # type: ignore[operator]
-
-    def _features(self, torso: nn.Module, inputs: AgentInput) -> Array:
-        """What a core sees, `[T, B, F]`."""
         time, batch = inputs.step_type.shape
         rows = jax.tree.map(lambda x: x.reshape(time * batch, *x.shape[2:]), inputs.observation)
         if self.normalize_observations:
             rows = self.normalizer(rows)
+        if carry is None:
+            carry = self.initial_carry(batch)
+        x, first, mask = self._features(self.torso, rows, inputs), inputs.first, inputs.action_mask
+        if self.value_torso is None:
+            x, carry = self.core(x, first, carry)  # type: ignore[operator]
+            return self.head(x, mask), carry  # type: ignore[operator]
+        x, policy_carry = self.core(x, first, carry[0])  # type: ignore[operator]
+        v, value_carry = self.value_core(self._features(self.value_torso, rows, inputs), first, carry[1])
+        return self.head(x, mask, value_features=v), (policy_carry, value_carry)  # type: ignore[operator]
+
+    def _features(self, torso: nn.Module, rows: PyTree, inputs: AgentInput) -> Array:
+        """What a core sees, `[T, B, F]`, of observations `[T * B, ...]`."""
         x: Array = apply_in_chunks(torso, rows, self._chunk(torso, rows), self.torso_recompute)
-        parts = [x.reshape(time, batch, -1)]
+        parts = [x.reshape(*inputs.step_type.shape, -1)]
         if self.use_last_action:
             parts.append(encode_action(inputs.last_action, self.action_spec))
         if self.use_last_reward:

@@ -106,5 +106,4 @@ def test_a_missing_package_gives_the_install_command(monkeypatch):
 
 
 def test_the_contract_with_the_package():
-    pytest.importorskip("brax")
     check_jax_env(Brax("fast", max_steps=9), steps=24, varies=False)
