@@ -26,6 +26,7 @@ SECTIONS = (
     ("env", "flaxrl.envs."),
     ("model", "flaxrl.models.agent:"),
     ("model.torso", "flaxrl.models.torsos:"),
+    ("model.torso", "flaxrl.models.dict_torso:"),
     ("model.core", "flaxrl.models.cores:"),
     ("model.head", "flaxrl.models.heads:"),
     ("model.policy", "flaxrl.models.policies:"),
@@ -166,7 +167,7 @@ def stale() -> list[Path]:
 
 def _type(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return "block" if text.endswith("nn.Module") else f"`{_cell(text)}`"
+    return {"nn.Module": "block", "nn.Module | None": "block or None"}.get(text, f"`{_cell(text)}`")
 
 
 def _default(field: dataclasses.Field) -> str:

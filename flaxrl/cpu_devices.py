@@ -20,7 +20,8 @@ def use_cores(config: Any) -> None:
     notebook whose jax is in use already keeps the devices it has.
     """
     runs = runs_of(config)
-    if runs == 1 or jax.config.jax_num_cpu_devices != -1 or _FORCED in os.environ.get("XLA_FLAGS", ""):
+    given = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    if runs == 1 or given != -1 or _FORCED in os.environ.get("XLA_FLAGS", ""):
         return
     devices = split_over(runs, len(os.sched_getaffinity(0)))
     if devices == 1:

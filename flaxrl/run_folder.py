@@ -93,6 +93,16 @@ class RunFolder:
         config.lock()
         return config
 
+    def fields(self) -> dict[str, Any]:
+        """The stored config as dotted path -> value; a class of the user's need not be there any more.
+
+        Raises:
+            ConfigError: no run here.
+        """
+        if not self.has_run:
+            raise ConfigError(f"{self.path} holds no run (no config.json){self._nearby()}")
+        return flatten(self._completed())
+
     def evaluated(self, step: int) -> bool:
         """Whether `metrics.jsonl` holds an evaluation at `step`."""
         path = self.path / "metrics.jsonl"
@@ -198,7 +208,7 @@ def versions() -> dict[str, str]:
 
 def _typed(stored: dict[str, Any]) -> config_dict.ConfigDict:
     """Nested dicts -> the ConfigDict that config_for would make of them, fields added since then at their defaults."""
-    fields = {k: _typed(v) if isinstance(v, dict) and k != "sweep" else v for k, v in stored.items()}
+    fields: dict[str, Any] = {k: _typed(v) if isinstance(v, dict) and k != "sweep" else v for k, v in stored.items()}
     if "name" not in fields:
         return config_dict.ConfigDict(fields, convert_dict=False)
     return build.config_for(fields.pop("name"), **fields)

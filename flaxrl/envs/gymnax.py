@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from flaxrl import checks
 from flaxrl.envs.base import EnvState, JaxEnv
 from flaxrl.envs.deferred import defer
+from flaxrl.envs.gymnax_drawings import DRAWINGS, grid, is_grid
 from flaxrl.envs.spec import ArraySpec, Box, Discrete, EnvSpec
 from flaxrl.errors import ConfigError
 from flaxrl.types import Array, PyTree
@@ -32,6 +34,8 @@ class Gymnax(JaxEnv):
         max_steps: agent steps before an episode is truncated; None keeps the game's own limit.
         kwargs: constructor arguments of the game, e.g. `{'num_bits': 2}` for MemoryChain.
         params: fields of the game's EnvParams, e.g. `{'memory_length': 20}` for MemoryChain.
+        observed: components of a vector observation that the agent sees, e.g. `(0, 2)` for CartPole without
+            velocities; None for all.
 
     Raises:
         ConfigError: an unknown game, argument or parameter, on the first use of `spec`, `reset` or `step`: importing
@@ -42,9 +46,12 @@ class Gymnax(JaxEnv):
     max_steps: int | None = None
     kwargs: dict = field(default_factory=dict)
     params: dict = field(default_factory=dict)
+    observed: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         checks.in_range(self, "max_steps", low=1)
+        if self.observed is not None and (not self.observed or len(set(self.observed)) < len(self.observed)):
+            raise ConfigError(f"Gymnax.observed = {self.observed} must name at least one component, none of them twice")
 
     @functools.cached_property
     def _made(self) -> tuple[Any, Any]:
@@ -73,11 +80,24 @@ class Gymnax(JaxEnv):
     def spec(self) -> EnvSpec:
         """What the game observes and accepts."""
         env, params = self._made
+        action = _action_spec(env.action_space(params), self.game)
+        whole = self._whole
+        if self.observed is None:
+            return EnvSpec(whole, action)
+        if not isinstance(whole, ArraySpec) or len(whole.shape) != 1:
+            raise ConfigError(f"Gymnax.observed is for vector observations; {self.game} has {whole}")
+        if not all(0 <= i < whole.shape[0] for i in self.observed):
+            raise ConfigError(
+                f"Gymnax.observed = {self.observed}: {self.game} has components 0 to {whole.shape[0] - 1}"
+            )
+        return EnvSpec(ArraySpec((len(self.observed),), whole.dtype), action)
+
+    @functools.cached_property
+    def _whole(self) -> PyTree:
+        """ArraySpecs of what the game itself observes."""
+        env, params = self._made
         shapes = jax.eval_shape(env.reset_env, jax.random.key(0), params)[0]
-        return EnvSpec(
-            observation=_observation_spec(env.observation_space(params), shapes),
-            action=_action_spec(env.action_space(params), self.game),
-        )
+        return _observation_spec(env.observation_space(params), shapes)
 
     def reset(self, key: Array) -> tuple[EnvState, PyTree, None]:
         """Starts an episode: (state, observation, None)."""
@@ -99,6 +119,36 @@ class Gymnax(JaxEnv):
             None,
         )
 
+    @functools.cached_property
+    def _observe(self) -> Callable[[EnvState], np.ndarray] | None:
+        """State -> the observation, where that is a grid to look at."""
+        env, params = self._made
+        shown = self.spec.observation
+        if not isinstance(shown, ArraySpec) or not is_grid(shown.shape):
+            return None
+        return jax.jit(lambda state: env.get_obs(state, params, jax.random.key(0)))
+
+    def prepare_render(self) -> None:
+        """Checks that this game is drawn: classic control, and those with a grid or a maze to look at.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        name = self._made[0].name
+        if name not in DRAWINGS and self._observe is None:
+            raise ConfigError(
+                f"Gymnax.game = {name!r} draws nothing; of those without a grid to look at, {', '.join(DRAWINGS)} do"
+            )
+
+    def render(self, state: EnvState) -> np.ndarray:
+        """The picture of one state, uint8 `[H, W, 3]`; a grid has a pixel a cell."""
+        env, params = self._made
+        if env.name in DRAWINGS:
+            return DRAWINGS[env.name](env, state, params)
+        self.prepare_render()
+        assert self._observe is not None
+        return grid(np.asarray(self._observe(state)))
+
     def _observation(self, observation: PyTree) -> PyTree:
         def convert(spec: ArraySpec, x: Array) -> Array:
             # A Discrete observation is the one case where the spec has an axis that gymnax's array lacks.
@@ -106,7 +156,8 @@ class Gymnax(JaxEnv):
                 return jax.nn.one_hot(x, spec.shape[0], dtype=spec.dtype)
             return _strong(x, spec.dtype)
 
-        return jax.tree.map(convert, self.spec.observation, observation)
+        converted = jax.tree.map(convert, self._whole, observation)
+        return converted if self.observed is None else converted[jnp.asarray(self.observed)]
 
 
 def _import_registration() -> ModuleType:

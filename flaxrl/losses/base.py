@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from flaxrl.types import Array, LossOutput, Output, Params, TrainState, Trajectory
+from flaxrl.types import Array, LossOutput, Metrics, Output, Params, TrainState, Trajectory
+
+MINIBATCHES = ("sequences", "steps")
+"""Units of which a loss takes minibatches."""
 
 
 class Unroll(Protocol):
@@ -24,6 +27,8 @@ class Loss:
     log-probability is then -inf. `masked_mean(x, mask)` drops such a row; where it meets something differentiable
     first, write `jnp.where(mask, log_prob, 0.0)`.
 
+    A metric is the mean over a trajectory's gradient steps; one whose name begins with 'first_' is that of the first.
+
     Attributes:
         minibatch: 'sequences' splits minibatches along B; 'steps' flattens time and shuffles rows (for losses whose
             `prepare` answers a batch of `[T, B, ...]` leaves; refused for agents with a carry).
@@ -32,6 +37,26 @@ class Loss:
 
     minibatch: ClassVar[str] = "sequences"
     uses_target: ClassVar[bool] = False
+
+    def at(self, progress: Array) -> Loss:
+        """The loss with its hyper-parameters where the fraction `progress` (float32) of the run is done.
+
+        Default: itself, so they are constant. A loss with schedules returns `with_values(self, field=value)`.
+        """
+        del progress
+        return self
+
+    def stop(self, metrics: Metrics) -> Array | None:
+        """Whether the trajectory's remaining epochs are to be skipped, asked after each.
+
+        Args:
+            metrics: means over the epoch, under the names that the loss gave them.
+
+        Returns:
+            A bool scalar; None (the default) where they never are.
+        """
+        del metrics
+        return None
 
     def prepare(self, unroll: Unroll, state: TrainState, trajectory: Trajectory) -> Any:
         """Once a trajectory, before its epochs: what the loss learns from (PPO: advantages). Default: the trajectory.
@@ -60,3 +85,13 @@ class Loss:
             rngs: keys of the model's random streams.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+
+L = TypeVar("L", bound=Loss)
+
+
+def with_values(loss: L, **values: Array) -> L:
+    """A copy of `loss` with other values in some fields, traced ones too: they are not checked again."""
+    copy = object.__new__(type(loss))
+    copy.__dict__.update(loss.__dict__ | values)
+    return copy

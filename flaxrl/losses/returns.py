@@ -36,6 +36,37 @@ def discounted_returns(trajectory: Trajectory, discount: float, bootstrap: Array
     return jax.lax.scan(step, cut[-1], rows, reverse=True)[1]
 
 
+def generalized_advantages(reward: Array, discount: Array, continues: Array, value: Array, lambda_: float) -> Array:
+    """Generalized advantage estimation over a batch that may hold several episodes back to back.
+
+    A_t = delta_t + lambda gamma_t A_{t+1}, delta_t = r_t + gamma_t V_{t+1} - V_t, the first term cut where row t+1 ends
+    an episode, whose V_{t+1} is that of the final observation: 0 by `discount` where it terminated.
+
+    Schulman et al., 2016 (https://arxiv.org/abs/1506.02438), equations 11 to 16.
+
+    Args:
+        reward: float `[T, B]`.
+        discount: float `[T, B]`, gamma times the env's discount.
+        continues: float `[T, B]`, 0 where row t+1 is LAST.
+        value: float `[T+1, B]`, V of every row.
+        lambda_: mixes towards one-step advantages below 1.
+
+    Returns:
+        float32 `[T, B]`; rows that the episode rule masks hold unused numbers.
+    """
+    chex.assert_rank([reward, discount, continues, value], 2)
+    chex.assert_equal_shape([reward, discount, continues, value[1:]])
+    delta = reward + discount * value[1:] - value[:-1]
+
+    def step(after: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta_t, decay_t = row
+        advantage = delta_t + decay_t * after
+        return advantage, advantage
+
+    rows = (delta, lambda_ * discount * continues)
+    return jax.lax.scan(step, jnp.zeros_like(delta[0]), rows, reverse=True)[1]
+
+
 def explained_variance(target: Array, value: Array, mask: Array) -> Array:
     """1 - Var(target - value) / Var(target) over valid rows: 1 perfect, 0 no better than a constant; 0 if no variance.
 

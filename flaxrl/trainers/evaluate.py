@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +18,17 @@ from flaxrl.compilation_cache import use_cache
 from flaxrl.configuration import EvalSettings
 from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv, anywhere
 from flaxrl.envs.spec import env_action
+from flaxrl.errors import ConfigError
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
+from flaxrl.trainers.acting import MAX_STEPS, EvaluationStopped, choose
+from flaxrl.trainers.clips import write_clip
 from flaxrl.trainers.peers import settle
-from flaxrl.trainers.setup import act_context, env_factory
+from flaxrl.trainers.setup import env_factory
 from flaxrl.trainers.sharding import replicated
+from flaxrl.trainers.video import Recorder, film
+from flaxrl.trainers.writers import Writer
 from flaxrl.types import LAST, Array, PyTree
-
-MAX_STEPS = 108_000
-"""An episode that has not ended after as many steps is cut there, and counted as unfinished."""
-
-
-class EvaluationStopped(Exception):
-    """An evaluation ended before its episodes did, because it was told to."""
 
 
 class Evaluator:
@@ -57,6 +56,8 @@ class Evaluator:
             self._act = jax.jit(self._act_row)
         else:
             self._play = jax.jit(self._play_jax)
+        self._make_recorder = functools.partial(Recorder, make_env, agent, settings, settings.video_episodes, stop)
+        self._recorder: Recorder | None = None
 
     def run(self, params: PyTree, variables: PyTree) -> dict[str, float]:
         """Plays `settings.episodes` episodes.
@@ -73,17 +74,28 @@ class Evaluator:
             return scores(*self._play_host(self._env, model, key))
         return scores(*jax.device_get(self._play(model, key)))
 
+    def film(self, params: PyTree, variables: PyTree, writer: Writer, step: int) -> None:
+        """Gives a writer the clip of the first `settings.video_episodes` episodes as 'eval/video'; of none, nothing.
+
+        A film that `stop` breaks off is dropped.
+        """
+        if not self._settings.video_episodes:
+            return
+        if self._recorder is None:
+            self._recorder = self._make_recorder()
+        with contextlib.suppress(EvaluationStopped):
+            writer.write_videos(step, {"eval/video": self._recorder.run(params, variables)[None]})
+
     def close(self) -> None:
         """Frees the envs."""
         if isinstance(self._env, HostEnv):
             self._env.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _act_row(self, model: PyTree, inputs: Any, carry: Any, key: Array) -> tuple[Array, Any]:
-        """Actions `[N, ...]` and the new carry; greedy without a key for the stream 'sample'."""
-        context = act_context(jnp.arange(self._settings.episodes), 1.0)
-        rngs = {} if self._settings.greedy else {"sample": key}
-        action, _, _, carry = self._agent.apply(model, inputs, carry, context, rngs=rngs, method="act")
-        return action, carry
+        ids = jnp.arange(self._settings.episodes)
+        return choose(self._agent, self._settings.greedy, model, inputs, carry, key, ids)
 
     def _initial_carry(self, model: PyTree) -> Any:
         return self._agent.apply(model, self._settings.episodes, method="initial_carry")
@@ -171,6 +183,7 @@ def evaluate_workdir(
     which: str = "latest",
     seed: int | None = None,
     setting: str | None = None,
+    video: str | None = None,
 ) -> dict[str, float]:
     """Evaluates a run's checkpoint.
 
@@ -180,9 +193,13 @@ def evaluate_workdir(
         which: 'latest' or 'best' checkpoint.
         seed: which of a run of several seeds, as in `flaxrl.load`; without it and `setting`, all of them.
         setting: which of a sweep.
+        video: a .gif or .mp4 file that the first episodes are filmed into.
 
     Returns:
         The evaluation's metrics, and `step`.
+
+    Raises:
+        ConfigError: no run or checkpoint there; a video that cannot be made.
     """
     from flaxrl.trainers.loading import load_stored  # orbax: only where a checkpoint is read
     from flaxrl.trainers.seeds_program import SeedsEvaluator
@@ -193,6 +210,10 @@ def evaluate_workdir(
     make: Any = Evaluator if stored.seeds is None else functools.partial(SeedsEvaluator, stored.seeds)
     use_cache()
     config = stored.config if config is None else config
+    if video is not None:
+        if stored.seeds is not None:
+            raise ConfigError("--video films one run, and the folder holds several: name one with --eval_seed=SEED")
+        write_clip(video, film(config, stored.agent, stored.params, stored.variables))
     evaluator = make(env_factory(config), stored.agent, build(config.eval, "config.eval"))
     try:
         return {"step": stored.step} | evaluator.run(stored.params, stored.variables)

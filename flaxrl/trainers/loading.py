@@ -13,7 +13,7 @@ import numpy as np
 from flaxrl.build import build
 from flaxrl.configuration import MeshSettings, is_many
 from flaxrl.envs.base import HostEnv
-from flaxrl.envs.spec import EnvSpec
+from flaxrl.envs.spec import Box, EnvSpec, env_action
 from flaxrl.errors import ConfigError
 from flaxrl.models.agent import wants
 from flaxrl.run_folder import RunFolder
@@ -21,6 +21,7 @@ from flaxrl.trainers.checkpoint import Checkpointer
 from flaxrl.trainers.seeds import Seeds, init_states, make_seeds
 from flaxrl.trainers.setup import act_context, build_agent, env_factory, init_state
 from flaxrl.trainers.sharding import make_mesh
+from flaxrl.trainers.statistics import Statistics
 from flaxrl.types import FIRST, MID, AgentInput, Array, PyTree
 
 
@@ -62,7 +63,7 @@ class LoadedAgent:
             reward: that came with the observation; only agents with `use_last_reward` look at it.
 
         Returns:
-            The action (0-based), or `[B]` of them.
+            The action, or `[B]` of them: 0-based where discrete; a Box's clipped to its bounds.
 
         Raises:
             ValueError: the observation's shape is not the spec's.
@@ -89,7 +90,9 @@ class LoadedAgent:
         inputs = (observation, step_type, action_mask, self._last_action, reward)
         action, self._carry = self._act(self.params, self.variables, inputs, self._carry, key)
         self._last_action, self._first = np.asarray(action), False
-        return self._last_action[0] if single else self._last_action
+        spec = self.spec.action
+        action = env_action(spec, self._last_action) if isinstance(spec, Box) else self._last_action
+        return action[0] if single else action
 
     def _act_rows(self, params: PyTree, variables: PyTree, inputs: tuple, carry: Any, key: Array | None) -> Any:
         observation, step_type, mask, last_action, last_reward = inputs
@@ -152,21 +155,23 @@ class Stored(NamedTuple):
 def load_stored(workdir: str | Path, which: str = "latest") -> Stored:
     """A run's config, agent and parameters, on one device; errors are those of `load`."""
     config = RunFolder(workdir).load_config()
-    optimizer, loss, settings = (build(config[k], f"config.{k}") for k in ("optimizer", "loss", "checkpoint"))
+    optimizer, loss, settings, learner = (
+        build(config[k], f"config.{k}") for k in ("optimizer", "loss", "checkpoint", "learner")
+    )
     env = env_factory(config)(1)
     with contextlib.closing(env) if isinstance(env, HostEnv) else contextlib.nullcontext():
         spec = env.spec
     agent = build_agent(config, spec)
     # The run's mesh need not fit the devices of this machine; one is enough to act.
     mesh = make_mesh(MeshSettings(data=1), jax.local_devices()[:1])
-    source = build(config.source, "config.source") if is_many(config) else None
-    seeds = None if source is None else make_seeds(config, source, MeshSettings(), jax.local_devices()[:1])
+    source = build(config.source, "config.source")
+    collections = Statistics.of(agent, learner).start(source.batch_size)
+    seeds = make_seeds(config, source, MeshSettings(), jax.local_devices()[:1]) if is_many(config) else None
     if seeds is None:
-        target = init_state(
-            agent, spec, optimizer, MeshSettings(data=1), mesh, int(config.seed), loss.uses_target, abstract=True
-        )
+        one = MeshSettings(data=1)
+        target = init_state(agent, spec, optimizer, one, mesh, int(config.seed), loss.uses_target, True, collections)
     else:
-        target = init_states(agent, spec, loss, optimizer, seeds, abstract=True)
+        target = init_states(agent, spec, loss, optimizer, seeds, True, collections)
     checkpointer = Checkpointer(Path(workdir) / "checkpoints", settings.keep, settings.keep_best, True)
     with contextlib.closing(checkpointer):
         restored = checkpointer.restore(target, None, which=which)

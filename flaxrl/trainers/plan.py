@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -137,6 +138,7 @@ def check(config: Any) -> Plan:
     mesh = make_mesh(blocks["mesh"], _learner_devices(source) if seeds is None else jax.local_devices()[:1])
     for name in blocks["log"].writers:
         resolve(name)
+    _check_video(env, blocks["eval"], blocks["log"])
     updates_per_call = source.iterates_per_call
     plan = Plan(
         loss=loss,
@@ -155,6 +157,18 @@ def check(config: Any) -> Plan:
     )
     _check_batch(plan, agent)
     return plan
+
+
+def _check_video(env: HostEnv | JaxEnv, settings: EvalSettings, log: LogSettings) -> None:
+    """A run whose evaluations are filmed has an env that draws and a writer that shows."""
+    if not settings.video_episodes:
+        return
+    if set(log.writers) <= {"json_lines"}:
+        raise ConfigError(
+            f"eval.video_episodes = {settings.video_episodes}, but log.writers = {log.writers} shows no videos; "
+            "add 'tensorboard', or set it to 0"
+        )
+    env.prepare_render()
 
 
 def _learner_devices(source: Source) -> list[Any]:
@@ -185,6 +199,11 @@ def _check_processes(mesh: Mesh) -> None:
         )
 
 
+def _remedy(loss: Loss) -> str:
+    chosen = any(field.name == "minibatch" for field in dataclasses.fields(loss))
+    return "set config.loss.minibatch = 'sequences'" if chosen else "set config.model.core to feed_forward"
+
+
 def _check_batch(plan: Plan, agent: Any) -> None:
     """Cross-field rules of the batch."""
     batch, devices = plan.source.batch_size, plan.mesh.size
@@ -201,7 +220,7 @@ def _check_batch(plan: Plan, agent: Any) -> None:
         if jax.tree.leaves(jax.eval_shape(carry, jax.random.key(0))[0]):
             raise ConfigError(
                 f"loss {type(plan.loss).__name__} shuffles single steps, which a recurrent agent cannot learn from: "
-                "set config.model.core to feed_forward"
+                f"{_remedy(plan.loss)}"
             )
     if plan.loss.uses_target and plan.learner.target_period is None:
         raise ConfigError(f"loss {type(plan.loss).__name__} uses a target network: set config.learner.target_period")

@@ -16,6 +16,7 @@ from flaxrl.trainers.setup import init_state, run_key
 from flaxrl.trainers.sharding import bind_unroll
 from flaxrl.trainers.skipped_steps import check_skipped
 from flaxrl.trainers.source import Data, Source, iterate
+from flaxrl.trainers.statistics import Statistics
 from flaxrl.trainers.update import Update, make_update
 from flaxrl.types import Array, Metrics, TrainState
 
@@ -35,6 +36,8 @@ class Program:
 
     def __init__(self, plan: Plan, agent: Any, spec: EnvSpec, source: Source):
         self.plan, self.agent, self.spec, self.source = plan, agent, spec, source
+        self.statistics = Statistics.of(agent, plan.learner)
+        self.collections = self.statistics.start(plan.source.batch_size)
 
     def init_state(self) -> TrainState:
         """The first state."""
@@ -47,6 +50,7 @@ class Program:
             plan.mesh,
             plan.seed,
             plan.loss.uses_target,
+            collections=self.collections,
         )
 
     def init_data(self, state: TrainState) -> Data:
@@ -102,6 +106,7 @@ class Program:
             minibatches=plan.learner.minibatches,
             accumulation=plan.learner.accumulation,
             target_period=plan.learner.target_period,
+            statistics=self.statistics,
         )
 
     def iterates(self, update: Update, state: TrainState, data: Data, key: Array) -> tuple[TrainState, Data, Pairs]:

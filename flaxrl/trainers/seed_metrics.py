@@ -30,7 +30,7 @@ def spread(seeds: Seeds, name: str, values: Any) -> dict[str, float]:
         values: `[N]`; masked where a run has nothing to tell, which is left out.
     """
     rows = np.ma.asarray(values, np.float64).reshape(len(seeds.sweep.settings), len(seeds.seeds))
-    found = {name: rows}
+    found: dict[str, Any] = {name: rows}
     for label, row in zip(seeds.sweep.labels, rows, strict=True):
         end = f"/{label}" if label else ""
         found[name + end] = row

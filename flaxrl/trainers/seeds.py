@@ -24,7 +24,7 @@ from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.setup import first_state, run_key
 from flaxrl.trainers.source import Source
 from flaxrl.trainers.sweep import Sweep, make_sweep, with_values
-from flaxrl.types import Array, TrainState
+from flaxrl.types import Array, PyTree, TrainState
 
 AXIS = "seed"
 
@@ -89,7 +89,7 @@ class Seeds:
             raise ConfigError(f"{given}; there are {' and '.join(map(repr, labels))}")
         if seed is None and len(seeds) == 1:
             seed = seeds[0]
-        if seed not in seeds:
+        if seed is None or seed not in seeds:
             given = "name one of the run's seeds" if seed is None else f"the run has no seed {seed}"
             raise ConfigError(f"{given}; there are {seeds[0]} to {seeds[-1]}")
         return labels.index(setting) * len(seeds) + seeds.index(seed)
@@ -97,7 +97,7 @@ class Seeds:
     def members(self) -> Member:
         """All runs, leaves `[N]`, where they are computed."""
         settings, count = len(self.sweep.settings), len(self.seeds)
-        seeds = np.tile(np.int32(self.seeds), settings)
+        seeds = np.tile(np.asarray(self.seeds, np.int32), settings)
         values = {path: np.repeat(column, count) for path, column in self.sweep.columns().items()}
         return jax.device_put(Member(seeds, values), self.sharding)
 
@@ -188,7 +188,13 @@ def seed_mesh(runs: int, devices: list[Any] | None = None) -> Mesh:
 
 
 def init_states(
-    agent: Any, spec: EnvSpec, loss: Loss, optimizer: Optimizer, seeds: Seeds, abstract: bool = False
+    agent: Any,
+    spec: EnvSpec,
+    loss: Loss,
+    optimizer: Optimizer,
+    seeds: Seeds,
+    abstract: bool = False,
+    collections: PyTree | None = None,
 ) -> TrainState:
     """The first TrainState of every run, leaves `[N, ...]`; each is what a run of that seed alone starts from.
 
@@ -199,12 +205,13 @@ def init_states(
         optimizer: makes the optax chain.
         seeds: the runs.
         abstract: only shapes, dtypes and shardings, as a checkpoint's template.
+        collections: what each run's `variables` hold beside those of the agent; None for nothing.
     """
     tx = optimizer.make()
 
     def init(member: Member) -> TrainState:
         own = member.apply(loss, optimizer)[1].make() if member.values else tx
-        state = first_state(agent, spec, own, loss.uses_target, run_key(member.seed, "parameters"))
+        state = first_state(agent, spec, own, loss.uses_target, run_key(member.seed, "parameters"), collections)
         return state.replace(tx=tx)  # the run's own holds values of this trace
 
     if abstract:

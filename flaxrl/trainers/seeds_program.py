@@ -20,6 +20,7 @@ from flaxrl.trainers.seed_metrics import SeedMetrics, spread, table
 from flaxrl.trainers.seeds import Member, Seeds, init_states
 from flaxrl.trainers.setup import run_key
 from flaxrl.trainers.source import Data, Source
+from flaxrl.trainers.writers import Writer
 from flaxrl.types import Metrics, PyTree, TrainState
 
 
@@ -35,7 +36,10 @@ class SeedsProgram(Program):
     def init_state(self) -> TrainState:
         """The first states."""
         with self._swept():
-            return init_states(self.agent, self.spec, self.plan.loss, self.plan.optimizer, self.seeds)
+            plan = self.plan
+            return init_states(
+                self.agent, self.spec, plan.loss, plan.optimizer, self.seeds, collections=self.collections
+            )
 
     def init_data(self, state: TrainState) -> Data:
         """The source's first data of each run."""
@@ -140,6 +144,11 @@ class SeedsEvaluator(Evaluator):
         super().__init__(make_env, agent, settings, stop)
         self._seeds = seeds
         self._play = jax.jit(seeds.over(self._play_jax, in_axes=(0, None)))
+
+    def film(self, params: PyTree, variables: PyTree, writer: Writer, step: int) -> None:
+        """As Evaluator, of the first run."""
+        params, variables = jax.tree.map(lambda x: x[0], (params, variables))
+        super().film(params, variables, writer, step)
 
     def run(self, params: PyTree, variables: PyTree) -> dict[str, float]:
         """Plays `settings.episodes` episodes of each run; parameters have a leading axis `[N]`.

@@ -26,6 +26,9 @@ from flaxrl.types import Array, Output, Params, PyTree
 AXES = ("data", "fsdp")
 """Mesh axes; the batch is split over both."""
 
+PER_ENV = "per_env"
+"""Collection of a state's `variables` whose leaves are `[B, ...]` and lie like the batch."""
+
 
 def make_mesh(settings: MeshSettings, devices: list[Any] | None = None) -> Mesh:
     """A mesh with axes `data` and `fsdp`.
@@ -77,7 +80,8 @@ def _text(path: Any) -> str:
 def state_shardings(shapes: PyTree, settings: MeshSettings, mesh: Mesh) -> PyTree:
     """NamedShardings of a TrainState: `rules` on a parameter's path ('torso/Dense_0/kernel'), first match wins.
 
-    The optimizer's moments lie like their parameters; what no rule matches is replicated.
+    The optimizer's moments lie like their parameters; what no rule matches is replicated, but
+    for the variables PER_ENV, which are split like the batch.
 
     Args:
         shapes: the state as `jax.eval_shape` gives it.
@@ -95,6 +99,8 @@ def state_shardings(shapes: PyTree, settings: MeshSettings, mesh: Mesh) -> PyTre
             )
 
     def place(path: Any, leaf: Any) -> NamedSharding:
+        if _text(path).startswith(f"variables/{PER_ENV}/"):
+            return NamedSharding(mesh, batch_spec(time_first=False))
         # A moment's path ends with its parameter's.
         name = next((_text(path[i:]) for i in range(len(path)) if _text(path[i:]) in parameters), None)
         return NamedSharding(mesh, P() if name is None else _leaf_spec(name, leaf.shape, settings, mesh.shape["fsdp"]))

@@ -17,10 +17,11 @@ import numpy as np
 from flaxrl import processes, run_folder
 from flaxrl.compilation_cache import use_cache
 from flaxrl.envs.base import HostEnv
+from flaxrl.trainers.acting import EvaluationStopped
 from flaxrl.trainers.announcement import announcement
 from flaxrl.trainers.checkpoint import Checkpointer
 from flaxrl.trainers.clock import DeviceClock
-from flaxrl.trainers.evaluate import EvaluationStopped, Evaluator, held_here
+from flaxrl.trainers.evaluate import Evaluator, held_here
 from flaxrl.trainers.interrupt import Interrupt
 from flaxrl.trainers.peers import settle
 from flaxrl.trainers.plan import check
@@ -235,7 +236,9 @@ class Trainer:
             self._evaluator = self._make_evaluator()
             self._resources.callback(self._evaluator.close)
         try:
-            return self._evaluator.run(*model)
+            metrics = self._evaluator.run(*model)
+            self._evaluator.film(*model, self._writers, self.steps)
+            return metrics
         except EvaluationStopped:
             return None
 

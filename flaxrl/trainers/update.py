@@ -13,14 +13,18 @@ from flax import struct
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from flaxrl.losses.base import Loss, Unroll
+from flaxrl.losses.base import MINIBATCHES, Loss, Unroll
 from flaxrl.trainers.metrics import Pairs, as_pairs, summed, weighted
 from flaxrl.trainers.optimizer import set_learning_rate
 from flaxrl.trainers.sharding import AXES, batch_spec, over_batch, shard_index
+from flaxrl.trainers.statistics import Statistics
 from flaxrl.types import Array, PyTree, TrainState, Trajectory
 
 RNG_STREAMS = ("dropout", "noise")
 """Random streams that a model may ask for while it learns."""
+
+NO_STATISTICS = Statistics()
+"""Nothing but the parameters changes."""
 
 
 class UpdateOutput(struct.PyTreeNode):
@@ -49,6 +53,7 @@ def make_update(
     minibatches: int = 1,
     accumulation: int = 1,
     target_period: int | None = None,
+    statistics: Statistics = NO_STATISTICS,
 ) -> Update:
     """Builds the update.
 
@@ -66,6 +71,8 @@ def make_update(
         accumulation: pieces that the model runs over a minibatch in, one after another, within each shard. For memory:
             loss, gradient, metrics and priorities are those of the whole minibatch.
         target_period: optimizer steps between copies to the target network; None never copies.
+        statistics: what of the state's variables changes. Rewards are scaled before all else; observations are taken in
+            after the last minibatch, so that acting, `prepare` and every epoch see the same.
 
     Returns:
         A pure function, to be jitted by its caller.
@@ -73,7 +80,7 @@ def make_update(
     shuffle = _Shuffle(mesh, minibatches, loss.minibatch)
     bind = functools.partial(bind_unroll, pieces=accumulation) if accumulation > 1 else bind_unroll
 
-    def gradient_step(state: TrainState, batch: Any, key: Array) -> tuple[TrainState, UpdateOutput]:
+    def gradient_step(loss: Loss, state: TrainState, batch: Any, key: Array) -> tuple[TrainState, UpdateOutput]:
         unroll = bind(state.variables)
         rngs = {name: jax.random.fold_in(key, i) for i, name in enumerate(RNG_STREAMS)}
         (value, out), grads = jax.value_and_grad(
@@ -82,22 +89,63 @@ def make_update(
         return _apply(state, value, out, grads, target_period)
 
     def update(state: TrainState, trajectory: Trajectory, key: Array) -> tuple[TrainState, UpdateOutput]:
-        rate = learning_rate(progress(state.updates))
+        done = progress(state.updates)
+        rate, now = learning_rate(done), loss.at(done)
         state = state.replace(opt_state=set_learning_rate(state.opt_state, rate))
-        prepared = loss.prepare(bind(state.variables), state, trajectory.sanitized())
+        state, trajectory, scaling = statistics.scaled(state, trajectory.sanitized())
+        prepared = now.prepare(bind(state.variables), state, trajectory)
         batch = jax.lax.stop_gradient(prepared)
+        step = functools.partial(gradient_step, now)
         if epochs * minibatches == 1 and not shuffle.steps:
-            state, out = gradient_step(state, batch, key)
+            state, out = step(state, batch, key)
         else:
-            state, out = jax.lax.scan(
-                lambda s, k: _epoch(gradient_step, shuffle, s, batch, k), state, jax.random.split(key, epochs)
-            )
-            last = jax.tree.map(lambda x: x[-1], out.priorities)
-            out = UpdateOutput(summed(out.metrics), last)
-        metrics = out.metrics | as_pairs({"loss/learning_rate": rate})
+            state, out = _epochs(step, now, shuffle, state, batch, jax.random.split(key, epochs))
+        metrics = out.metrics | as_pairs({"loss/learning_rate": rate} | scaling)
+        state = statistics.observed(state, trajectory.inputs)
         return state.replace(updates=state.updates + 1), out.replace(metrics=metrics)
 
     return update
+
+
+def _epochs(
+    gradient_step: Callable, loss: Loss, shuffle: _Shuffle, state: TrainState, batch: Any, keys: Array
+) -> tuple[TrainState, UpdateOutput]:
+    """One pass over the batch a key, until the loss stops them."""
+
+    def epoch(state: TrainState, key: Array) -> tuple[TrainState, UpdateOutput]:
+        return _epoch(gradient_step, shuffle, state, batch, key)
+
+    def unless_stopped(carry: tuple[TrainState, Array, PyTree], key: Array) -> Any:
+        state, stopped, priorities = carry
+
+        def skip(state: TrainState, key: Array) -> tuple[TrainState, UpdateOutput]:
+            metrics = jax.eval_shape(epoch, state, key)[1].metrics
+            nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+            return state, UpdateOutput(nothing, priorities)
+
+        state, out = jax.lax.cond(stopped, skip, epoch, state, key)
+        means = {k.removeprefix("loss/"): total / jnp.maximum(count, 1) for k, (total, count) in out.metrics.items()}
+        stop = loss.stop(means)
+        assert stop is not None
+        metrics = out.metrics | as_pairs({"loss/epochs": 1.0 - stopped})
+        return (state, stopped | stop, out.priorities), metrics
+
+    shapes = jax.eval_shape(epoch, state, keys[0])[1]
+    names = {k.removeprefix("loss/"): jnp.zeros(()) for k in shapes.metrics}
+    if len(keys) == 1 or loss.stop(names) is None:
+        state, out = jax.lax.scan(epoch, state, keys)
+        return state, UpdateOutput(_over_steps(out.metrics), jax.tree.map(lambda x: x[-1], out.priorities))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.priorities)
+    (state, _, priorities), metrics = jax.lax.scan(unless_stopped, (state, jnp.bool_(False), nothing), keys)
+    metrics = _over_steps(metrics)
+    metrics["loss/epochs"] = (metrics["loss/epochs"][0], jnp.float32(1.0))
+    return state, UpdateOutput(metrics, priorities)
+
+
+def _over_steps(stacked: Pairs) -> Pairs:
+    """Sums stacked pairs over gradient steps (or epochs); of a metric named 'first_...' the first is taken."""
+    first = {k: jax.tree.map(lambda x: x[0], v) for k, v in stacked.items() if k.startswith("loss/first_")}
+    return summed(stacked) | first
 
 
 def _epoch(
@@ -111,7 +159,7 @@ def _epoch(
     if shuffle.steps and out.priorities is not None:
         raise ValueError("a loss on single steps has no sequences to give priorities for; return None")
     priorities = None if out.priorities is None else shuffle.undo(out.priorities, key_shuffle)
-    return state, UpdateOutput(summed(out.metrics), priorities)
+    return state, UpdateOutput(_over_steps(out.metrics), priorities)
 
 
 def _apply(
@@ -153,8 +201,8 @@ class _Shuffle:
     """
 
     def __init__(self, mesh: Mesh, minibatches: int, unit: str):
-        if unit not in ("sequences", "steps"):
-            raise ValueError(f"Loss.minibatch is {unit!r}; expected 'sequences' or 'steps'")
+        if unit not in MINIBATCHES:
+            raise ValueError(f"Loss.minibatch is {unit!r}; expected one of {MINIBATCHES}")
         self.mesh, self.minibatches, self.steps = mesh, minibatches, unit == "steps"
 
     def __call__(self, batch: Any, key: Array) -> Any:

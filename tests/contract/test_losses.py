@@ -25,10 +25,19 @@ HEADS: dict[str, str] = {}
 """Registered head of the losses that policy_value does not serve."""
 
 
+OVER_THE_BATCH: dict[str, dict[str, Any]] = {"ppo": {"normalize_advantage": False}}
+"""Losses that normalise over the batch on purpose, and the fields with which they do not."""
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss(name):
     head = build(config_for(HEADS[name]), action_spec=SPEC) if name in HEADS else None
-    check_loss(build(config_for(name)), head=head)
+    check_loss(build(config_for(name)), head=head, isolated=name not in OVER_THE_BATCH)
+
+
+@pytest.mark.parametrize("name", OVER_THE_BATCH)
+def test_loss_of_rows_alone(name):
+    check_loss(build(config_for(name, **OVER_THE_BATCH[name])))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -142,3 +142,24 @@ def test_a_missing_package_gives_the_install_command(monkeypatch):
     env = Gymnax("catch")
     with pytest.raises(ConfigError, match="pip install"):
         _ = env.spec
+
+
+def test_the_agent_sees_the_observed_components_alone():
+    """CartPole without velocities: components 0 and 2 of the same episode."""
+    part, whole = (_play(Gymnax("CartPole-v1", **fields), 12) for fields in ({"observed": (0, 2)}, {}))
+    np.testing.assert_array_equal(part.observation, whole.observation[..., [0, 2]])
+    assert Gymnax("CartPole-v1", observed=(0, 2)).spec.observation.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("game", "observed", "message"),
+    [
+        ("CartPole-v1", (0, 4), "components 0 to 3"),
+        ("CartPole-v1", (), "at least one"),
+        ("CartPole-v1", (1, 1), "twice"),
+        ("Breakout-MinAtar", (0,), "vector observations"),
+    ],
+)
+def test_components_that_are_not_there_are_refused(game, observed, message):
+    with pytest.raises(ConfigError, match=message):
+        _ = Gymnax(game, observed=observed).spec
