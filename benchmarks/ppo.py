@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # so that the file runs a
 import jax
 
 from benchmarks.report import load_config, print_json, print_table, rate_of
+from flaxrl.cpu_devices import use_cores
 from flaxrl.trainers.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
@@ -109,6 +110,7 @@ def run_once(path: str, overrides: Sequence[str], imports: float) -> dict[str, f
     """A whole run in this process, nothing compiled before: its times in seconds, its rate, its final return."""
     jax.config.update("jax_enable_compilation_cache", False)
     config = load_config(path, overrides)
+    use_cores(config)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         run = Timed(config, f"{folder}/run")

@@ -152,7 +152,7 @@ class CheckpointSettings:
 
 def is_many(config: Any) -> bool:
     """Whether a config asks for a program of many seeds; one with a sweep of a single value is such a one too."""
-    return config.num_seeds != 1 or bool(config.sweep)
+    return config.num_seeds != 1 or config.num_seeds is True or bool(config.sweep)
 
 
 def run_config(**fields: Any) -> Config:

@@ -87,11 +87,11 @@ class Loss:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
 
-L = TypeVar("L", bound=Loss)
+S = TypeVar("S")
 
 
-def with_values(loss: L, **values: Array) -> L:
-    """A copy of `loss` with other values in some fields, traced ones too: they are not checked again."""
-    copy = object.__new__(type(loss))
-    copy.__dict__.update(loss.__dict__ | values)
+def with_values(settings: S, **values: Any) -> S:
+    """A copy of a loss or optimizer with other values in some fields, traced ones too: they are not checked again."""
+    copy = object.__new__(type(settings))
+    copy.__dict__.update(settings.__dict__ | values)
     return copy

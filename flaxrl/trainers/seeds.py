@@ -23,7 +23,7 @@ from flaxrl.losses.base import Loss
 from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.setup import first_state, run_key
 from flaxrl.trainers.source import Source
-from flaxrl.trainers.sweep import Sweep, make_sweep, with_values
+from flaxrl.trainers.sweep import Sweep, make_sweep, swept
 from flaxrl.types import Array, PyTree, TrainState
 
 AXIS = "seed"
@@ -42,7 +42,7 @@ class Member(struct.PyTreeNode):
 
     def apply(self, loss: Loss, optimizer: Optimizer) -> tuple[Loss, Optimizer]:
         """Loss and optimizer with this run's values."""
-        return with_values("loss", loss, self.values), with_values("optimizer", optimizer, self.values)
+        return swept("loss", loss, self.values), swept("optimizer", optimizer, self.values)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import typing
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import numpy as np
 
 from flaxrl import build, checks
 from flaxrl.errors import ConfigError
+from flaxrl.losses.base import with_values
 from flaxrl.types import Array
 
 BLOCKS = ("loss", "optimizer")
@@ -52,25 +52,25 @@ class Sweep:
         ]
 
 
-def with_values(block: str, owner: Any, values: Mapping[str, Array]) -> Any:
+def swept(block: str, owner: Any, values: Mapping[str, Array]) -> Any:
     """A copy of a loss or an optimizer with swept fields, which may be values of a trace.
 
-    `__post_init__` is not run on it: it compares numbers, which a trace does not know. `make_sweep` has run it on each.
+    They are not checked again, since a trace does not know the numbers: `make_sweep` has checked each of them.
 
     Args:
         block: 'loss' or 'optimizer', which `owner` is built from.
         owner: a dataclass.
         values: path -> scalar; those of other blocks are passed over.
     """
-    changed = copy.copy(owner)
+    fields: dict[str, Any] = {}
     for path, value in values.items():
         head, *inner, field = path.split(".")
         if head != block:
             continue
         if inner:  # a key of a field that is a dict, such as optimizer.args.eps
-            field, value = inner[0], {**getattr(changed, inner[0]), field: value}
-        object.__setattr__(changed, field, value)
-    return changed
+            field, value = inner[0], {**fields.get(inner[0], getattr(owner, inner[0])), field: value}
+        fields[field] = value
+    return with_values(owner, **fields)
 
 
 def make_sweep(config: Any) -> Sweep:

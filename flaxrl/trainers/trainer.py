@@ -92,8 +92,10 @@ class Trainer:
             if not done:
                 self._save()
             self._checkpointer.wait()
-            for line in self._program.summary(self.last_metrics, self.state) if done else ():
-                self.progress.print(line)
+            summary = self._program.summary(self.last_metrics, self.state) if done else []
+            if summary:
+                self.progress.close()  # so that the table comes last
+                self.progress.print("\n".join(summary))
             if not done:
                 self.progress.print(
                     f"{peers.stop_asked or 'stopped'}: saved at step {self.steps:,}; the same command goes on"

@@ -36,6 +36,7 @@ def leaves(trainer: Trainer) -> dict[str, Any]:
         "params": state.params,
         "moments": state.opt_state,
         "counters": (state.step, state.updates, state.skipped_in_row),
+        "variables": state.variables,
         "data": trainer.data,
     }
 
@@ -45,20 +46,33 @@ def leaves(trainer: Trainer) -> dict[str, Any]:
     return host(jax.tree.map(plain, held))
 
 
-SINGLE: dict[str, Any] = {
-    "core": config_for("lstm", features=8),
-    "learner": config_for("learner", minibatches=2),
-    "source": config_for("jax_rollout", num_envs=2, unroll_length=4),
-}
+def vtrace() -> Any:
+    """With memory, whole unrolls shuffled."""
+    core, learner = config_for("lstm", features=8), config_for("learner", minibatches=2)
+    return small_config(3, core=core, learner=learner)
+
+
+def ppo() -> Any:
+    """With all that changes in an update: epochs that may stop, running statistics, schedules."""
+    config = small_config(
+        3,
+        loss=config_for("ppo", target_kl=1e-3, clip_final=0.1),
+        learner=config_for("learner", epochs=2, minibatches=2, reward_scaling=0.99),
+    )
+    config.model.normalize_observations = True
+    return config
+
+
+CONFIGS = {"vtrace": vtrace, "ppo": ppo}
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A seed -> its run alone: what it holds and logs after 3 updates."""
+    """A loss and a seed -> its run alone: what it holds and logs after 3 updates."""
 
     @functools.cache
-    def run(seed: int) -> tuple[dict[str, Any], dict[str, float]]:
-        config = small_config(3, **SINGLE)
+    def run(loss: str, seed: int) -> tuple[dict[str, Any], dict[str, float]]:
+        config = CONFIGS[loss]()
         config.seed = seed
         trainer = train(config, tmp_path_factory.mktemp(f"seed{seed}"))
         return leaves(trainer), trainer.last_metrics
@@ -66,24 +80,29 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-@pytest.mark.parametrize(("num_seeds", "devices"), [(3, 1), (2, 2), pytest.param(4, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("loss", "num_seeds", "devices"),
+    [("vtrace", 3, 1), ("ppo", 2, 2), pytest.param("vtrace", 4, 4, marks=pytest.mark.slow)],
+)
 def test_each_seed_is_a_run_alone(
-    tmp_path: Path, alone: Any, monkeypatch: pytest.MonkeyPatch, num_seeds: int, devices: int
+    tmp_path: Path, alone: Any, monkeypatch: pytest.MonkeyPatch, loss: str, num_seeds: int, devices: int
 ) -> None:
     """Parameters, moments, counters, env states, evaluation: to 1e-5 after 3 updates."""
     mesh = seeds_module.seed_mesh
     monkeypatch.setattr(seeds_module, "seed_mesh", lambda runs, given=None: mesh(runs, jax.devices()[:devices]))
-    trainer = train(many_config(3, num_seeds, **SINGLE), tmp_path)
+    config = CONFIGS[loss]()
+    config.num_seeds, config.mesh = num_seeds, config_for("mesh")
+    trainer = train(config, tmp_path)
     state = trainer.state
     assert all(len(x.addressable_shards) == devices for x in jax.tree.leaves((state.params, trainer.data)))
     together, line = leaves(trainer), rows(tmp_path)[-1]
     for index in range(num_seeds):
-        held, metrics = alone(3 + index)
+        held, metrics = alone(loss, 3 + index)
         assert_close(entry(together, index), held, 1e-5)
         for name in ("eval/return_mean", "actor/episode_return", "loss/skipped"):
             assert line[f"{name}/seed_{3 + index}"] == pytest.approx(metrics[name], rel=1e-5)
-    for name in ("loss/total", "loss/gradient_norm", "eval/return_max", "actor/episode_length"):
-        values = [alone(3 + index)[1][name] for index in range(num_seeds)]
+    for name in ("loss/total", "loss/entropy", "eval/return_max", "actor/episode_length"):
+        values = [alone(loss, 3 + index)[1][name] for index in range(num_seeds)]
         assert line[name] == pytest.approx(np.mean(values), rel=1e-4, abs=1e-6)
         assert line[name + STD] == pytest.approx(np.std(values), rel=1e-3, abs=1e-6)
     kernels = jax.tree.leaves(host(state.params))[-1]

@@ -12,9 +12,11 @@ import pytest
 from learner_setups import assert_close, host
 
 from flaxrl import ConfigError, config_for
+from flaxrl.build import build
 from flaxrl.losses.vtrace import VTrace
 from flaxrl.trainers.plan import check
-from flaxrl.trainers.sweep import Sweep, make_sweep, with_values
+from flaxrl.trainers.sweep import Sweep, make_sweep
+from flaxrl.trainers.sweep import swept as swept_copy
 from tests.small_runs import host_config, rows, small_config, train
 
 
@@ -76,8 +78,11 @@ def test_fields_of_one_name_are_told_apart() -> None:
 
 def test_a_changed_copy_leaves_the_original() -> None:
     loss = VTrace()
-    changed = with_values("loss", loss, {"loss.entropy_cost": 7.0, "optimizer.learning_rate": 1.0})
+    changed = swept_copy("loss", loss, {"loss.entropy_cost": 7.0, "optimizer.learning_rate": 1.0})
     assert (changed.entropy_cost, loss.entropy_cost) == (7.0, 0.01) and type(changed) is VTrace
+    adam = build(config_for("optimizer"))
+    other = swept_copy("optimizer", adam, {"optimizer.args.eps": 1.0, "optimizer.args.b1": 0.5})
+    assert (other.args["eps"], other.args["b1"], other.args["b2"]) == (1.0, 0.5, 0.999) and adam.args["eps"] == 1e-8
 
 
 @pytest.mark.parametrize(
