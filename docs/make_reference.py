@@ -26,6 +26,7 @@ SECTIONS = (
     ("env", "flaxrl.envs."),
     ("model", "flaxrl.models.agent:"),
     ("model.torso", "flaxrl.models.torsos:"),
+    ("model.torso", "flaxrl.models.dict_torso:"),
     ("model.core", "flaxrl.models.cores:"),
     ("model.head", "flaxrl.models.heads:"),
     ("model.policy", "flaxrl.models.policies:"),
@@ -38,6 +39,12 @@ SECTIONS = (
 
 _TOP = {
     "seed": ("`int`", "Every key and every env's seed follow from it."),
+    "num_seeds": ("`int`", "Runs of the seeds `seed`, `seed` + 1, ... in one program, see [Many seeds](seeds.md)."),
+    "sweep": (
+        "`dict`",
+        "Float field of `loss` or `optimizer` -> its values, every combination a run of the same program: "
+        "`{'optimizer.learning_rate': [1e-3, 3e-4]}`, or `--config.sweep.optimizer.learning_rate=1e-3,3e-4`.",
+    ),
     "total_steps": ("`int`", "Steps of the whole run, rounded up to whole calls."),
 }
 _HEAD = """# Config reference
@@ -114,7 +121,7 @@ def config_reference() -> str:
     parts = [_HEAD]
     for key in TOP_LEVEL:
         kind, text = _TOP.get(key, ("block", f"[below](#config{key})"))
-        default = {"seed": "`0`", "total_steps": "`1000000`"}.get(key, "-")
+        default = {"seed": "`0`", "num_seeds": "`1`", "sweep": "`{}`", "total_steps": "`1000000`"}.get(key, "-")
         if key in build.REGISTRY:
             default = f"`config_for('{key}')`"
         parts.append(f"| `{key}` | {kind} | {default} | {text} |\n")
@@ -160,7 +167,7 @@ def stale() -> list[Path]:
 
 def _type(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return "block" if text.endswith("nn.Module") else f"`{_cell(text)}`"
+    return {"nn.Module": "block", "nn.Module | None": "block or None"}.get(text, f"`{_cell(text)}`")
 
 
 def _default(field: dataclasses.Field) -> str:

@@ -22,6 +22,8 @@ REGISTRY: dict[str, str] = {
     # envs
     "gymnax": "flaxrl.envs.gymnax:Gymnax",
     "atari": "flaxrl.envs.atari:Atari",
+    "gymnasium": "flaxrl.envs.gymnasium:Gymnasium",
+    "brax": "flaxrl.envs.brax:Brax",
     "jumanji": "flaxrl.envs.jumanji:Jumanji",
     "scripted": "flaxrl.envs.fake:Scripted",
     "counting": "flaxrl.envs.fake:Counting",
@@ -33,6 +35,7 @@ REGISTRY: dict[str, str] = {
     "nature_cnn": "flaxrl.models.torsos:NatureCNN",
     "impala_resnet": "flaxrl.models.torsos:ImpalaResNet",
     "minatar_cnn": "flaxrl.models.torsos:MinAtarCNN",
+    "dict_torso": "flaxrl.models.dict_torso:DictTorso",
     "feed_forward": "flaxrl.models.cores:FeedForward",
     "lstm": "flaxrl.models.cores:LSTM",
     "gru": "flaxrl.models.cores:GRU",
@@ -187,7 +190,7 @@ def build(block: Any, where: str = "config", **context: Any) -> Any:
         if not is_block(value) and not checks.matches(value, hints.get(key, Any)):
             expected = hints[key] if typing.get_origin(hints[key]) else getattr(hints[key], "__name__", hints[key])
             raise ConfigError(f"{where}.{key} = {value!r} must be {expected}")
-    kwargs = {k: build(v, f"{where}.{k}", **context) if is_block(v) else _plain(v) for k, v in given.items()}
+    kwargs = {k: _made(v, hints.get(k), f"{where}.{k}", context) for k, v in given.items()}
     kwargs |= {k: v for k, v in context.items() if k in fields}
     missing = [k for k, v in fields.items() if v is dataclasses.MISSING and k not in kwargs]
     if missing:
@@ -198,5 +201,11 @@ def build(block: Any, where: str = "config", **context: Any) -> Any:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def _made(value: Any, annotation: Any, where: str, context: dict[str, Any]) -> Any:
+    """A field's value: the object of a block, a dict of them where the field is one of modules, or what it is."""
+    holds_blocks = typing.get_origin(annotation) is dict and hasattr(typing.get_args(annotation)[1], "apply")
+    if holds_blocks and isinstance(value, (config_dict.ConfigDict, dict)):
+        return {k: build(value[k], f"{where}.{k}", **context) for k in value}
+    if is_block(value):
+        return build(value, where, **context)
     return value.to_dict() if isinstance(value, config_dict.ConfigDict) else value

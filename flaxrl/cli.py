@@ -20,12 +20,14 @@ from ml_collections import config_dict
 
 from flaxrl import checks, processes
 from flaxrl.build import Config
+from flaxrl.configuration import is_many
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.overrides import apply as apply_overrides
 from flaxrl.run_folder import RunFolder, check_values
 from flaxrl.trainers.writers import plain as plain_metrics
 
-_OWN_FLAGS = ("config", "workdir", "mode", "coordinator", "num_processes", "process_id", "help")
+_MODE_FLAGS = ("video", "out", "eval_seed", "eval_setting")
+_OWN_FLAGS = ("config", "workdir", "mode", "coordinator", "num_processes", "process_id", *_MODE_FLAGS, "help")
 
 
 def run(main: Callable[[list[str]], Any], argv: list[str] | None = None) -> None:
@@ -154,7 +156,7 @@ def _leftover(argument: str) -> str:
         return f"{argument!r} is not a flag; did you mean --config.{argument}?"
     if argument.partition(":")[0].endswith(".py"):
         return f"{argument!r} is not a flag; did you mean --config={argument}?"
-    return f"{argument!r} is not a flag; flags are --config, --config.FIELD, --workdir and --mode"
+    return f"{argument!r} is not a flag; flags are --config, --config.FIELD, --workdir, --mode, --video and --out"
 
 
 def _load_file(flag: flags.Flag, path: str) -> None:
@@ -210,6 +212,14 @@ def load_config(config: Config, workdir: str | None, overrides: Sequence[str]) -
     return config
 
 
+def use_cores(config: Config) -> None:
+    """Asks jax for a device a core where the config has many seeds, see `cpu_devices.use_cores`."""
+    if {"num_seeds", "sweep"} <= set(config) and is_many(config):
+        from flaxrl.cpu_devices import use_cores
+
+        use_cores(config)
+
+
 def connect(coordinator: str | None, num_processes: int | None, process_id: int | None, train: bool) -> None:
     """Joins the other processes of the run, where the flags or a launcher say that there are some.
 
@@ -223,13 +233,14 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
         raise ConfigError("--mode=eval runs in one process; leave out --coordinator, --num_processes and --process_id")
 
 
-def check(config: Config, workdir: str, train: bool = True) -> None:
+def check(config: Config, workdir: str, train: bool = True, video: str | None = None) -> None:
     """Everything that can be refused before anything heavy is imported or compiled.
 
     Args:
         config: of the run.
         workdir: its folder.
         train: also checks what only training needs (the batch on this machine's devices).
+        video: file that the agent is to be filmed into.
 
     Raises:
         ConfigError: fields that do not fit together, or not the run that `workdir` holds.
@@ -238,6 +249,10 @@ def check(config: Config, workdir: str, train: bool = True) -> None:
         from flaxrl.trainers import plan
 
         plan.check(config)
+    if video is not None:
+        from flaxrl.trainers.video import check_video
+
+        check_video(video, config)
     RunFolder(workdir).check(config)
 
 

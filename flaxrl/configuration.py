@@ -14,6 +14,8 @@ from flaxrl.errors import ConfigError
 
 TOP_LEVEL = (
     "seed",
+    "num_seeds",
+    "sweep",
     "total_steps",
     "env",
     "model",
@@ -27,6 +29,9 @@ TOP_LEVEL = (
     "checkpoint",
 )
 
+LATER: dict[str, Any] = {"num_seeds": 1, "sweep": {}}
+"""Top-level fields that stored configs of earlier runs lack, and what they mean there."""
+
 
 @dataclass(frozen=True)
 class LearnerSettings:
@@ -38,6 +43,9 @@ class LearnerSettings:
         accumulation: pieces that a minibatch's forward and backward pass is split into, one after another, to save
             memory; the numbers are those of the whole minibatch. Costs a second forward pass.
         target_period: optimizer steps between copies to the target network; None for losses without one.
+        reward_scaling: rewards are divided by the running deviation of the return discounted by this gamma, whatever
+            the loss; None leaves them as they are. Metrics stay raw.
+        reward_clip: scaled rewards are clipped to +- this; None leaves them.
         max_skipped: the run ends after this many non-finite gradient steps in a row.
     """
 
@@ -45,10 +53,13 @@ class LearnerSettings:
     minibatches: int = 1
     accumulation: int = 1
     target_period: int | None = None
+    reward_scaling: float | None = None
+    reward_clip: float | None = 10.0
     max_skipped: int = 10
 
     def __post_init__(self) -> None:
-        checks.positive(self, "epochs", "minibatches", "accumulation", "target_period", "max_skipped")
+        checks.positive(self, "epochs", "minibatches", "accumulation", "target_period", "max_skipped", "reward_clip")
+        checks.in_range(self, "reward_scaling", low=0, high=1)
 
 
 @dataclass(frozen=True)
@@ -103,16 +114,22 @@ class EvalSettings:
         episodes: episodes an evaluation, one from each of as many seeds.
         greedy: the policy's mode; False samples from it.
         seed: env i starts from a seed that follows from this one and i, the same at each evaluation.
+        video_episodes: how many of the episodes are filmed: at each evaluation of a training run for TensorBoard, where
+            0 films none, and for the file that `--video` names, where 0 stands for 3.
+        video_frames: most frames of one episode; of a longer one every second, fourth, ... step is shown.
     """
 
     every: int | None = None
     episodes: int = 10
     greedy: bool = True
     seed: int = 1_000_003
+    video_episodes: int = 0
+    video_frames: int = 500
 
     def __post_init__(self) -> None:
         checks.positive(self, "every", "episodes")
-        checks.non_negative(self, "seed")
+        checks.non_negative(self, "seed", "video_episodes")
+        checks.in_range(self, "video_frames", low=2)
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,11 @@ class CheckpointSettings:
         checks.positive(self, "every", "keep", "keep_best")
 
 
+def is_many(config: Any) -> bool:
+    """Whether a config asks for a program of many seeds; one with a sweep of a single value is such a one too."""
+    return config.num_seeds != 1 or bool(config.sweep)
+
+
 def run_config(**fields: Any) -> Config:
     """A whole run's config: the given top-level fields, defaults for the rest, locked.
 
@@ -148,9 +170,13 @@ def run_config(**fields: Any) -> Config:
     missing = [k for k in ("env", "model", "loss", "source") if k not in fields]
     if missing:
         raise ConfigError(f"config needs {', '.join(missing)}, each made by flaxrl.config_for(...)")
-    defaults: dict[str, Any] = {"seed": 0, "total_steps": 1_000_000}
+    defaults: dict[str, Any] = {"seed": 0, **LATER, "total_steps": 1_000_000}
     defaults |= {k: config_for(k) for k in ("optimizer", "learner", "mesh", "log", "eval", "checkpoint")}
-    config = config_dict.ConfigDict()
+    # Without conversion `sweep` stays a dict: its keys have dots, which a ConfigDict does not take.
+    config = config_dict.ConfigDict(convert_dict=False)
     for key in TOP_LEVEL:
-        config[key] = fields[key] if key in fields else defaults[key]
+        value = fields[key] if key in fields else defaults[key]
+        if isinstance(value, dict):
+            value = dict(value) if key == "sweep" else config_dict.ConfigDict(value)
+        config[key] = value
     return config.lock()

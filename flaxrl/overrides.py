@@ -38,6 +38,9 @@ def apply(config: config_dict.ConfigDict, overrides: Iterable[str]) -> None:
     optional: set[str] = set()
     for override in overrides:
         path, equals, text = override.partition("=")
+        if path == "sweep" or path.startswith("sweep."):
+            _apply_sweep(config, path, text)
+            continue
         block, key = _find(config, path)
         if key not in block:  # of a field that is a dict: its class knows which keys there are
             with block.unlocked():
@@ -52,6 +55,22 @@ def apply(config: config_dict.ConfigDict, overrides: Iterable[str]) -> None:
         value = _parse(path, text, annotation)
         with config.ignore_type():  # the type was checked above, against more than ml_collections knows
             block[key] = value
+
+
+def _apply_sweep(config: config_dict.ConfigDict, path: str, text: str) -> None:
+    """Sets the values of one swept field: `--config.sweep.optimizer.learning_rate=1e-3,3e-4`; None sweeps nothing."""
+    fields: Any = config
+    if "sweep" not in config:
+        raise ConfigError(f"--config.{path}: this config has no field 'sweep'; make it with flaxrl.run_config(...)")
+    if path == "sweep" and text in ("None", "none", "{}"):
+        fields.sweep = {}
+        return
+    field = path.partition(".")[2]
+    if not field or not text:
+        raise ConfigError(
+            f"--config.{path} needs a field and its values, such as --config.sweep.optimizer.learning_rate=1e-3,3e-4"
+        )
+    fields.sweep = {**fields.sweep, field: _parse(path, text, tuple[float, ...])}
 
 
 def paths(config: config_dict.ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:

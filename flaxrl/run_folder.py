@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import config_dict
 
 from flaxrl import build, checks
+from flaxrl.configuration import LATER
 from flaxrl.errors import ConfigError
 
 FREE = ("total_steps", "log", "eval", "checkpoint", "mesh", "learner.accumulation")
@@ -92,6 +93,16 @@ class RunFolder:
         config.lock()
         return config
 
+    def fields(self) -> dict[str, Any]:
+        """The stored config as dotted path -> value; a class of the user's need not be there any more.
+
+        Raises:
+            ConfigError: no run here.
+        """
+        if not self.has_run:
+            raise ConfigError(f"{self.path} holds no run (no config.json){self._nearby()}")
+        return flatten(self._completed())
+
     def evaluated(self, step: int) -> bool:
         """Whether `metrics.jsonl` holds an evaluation at `step`."""
         path = self.path / "metrics.jsonl"
@@ -110,7 +121,7 @@ class RunFolder:
             raise ConfigError(f"{self._config} is damaged: {error}; move it away or take another --workdir") from error
         if not isinstance(stored, dict):
             raise ConfigError(f"{self._config} is not the config of a run; take another --workdir")
-        return _tupled(stored)
+        return _tupled(LATER | stored)
 
     def _completed(self) -> dict[str, Any]:
         """The stored config, with fields that came later at their defaults; as it is where one of its own is gone."""
@@ -197,9 +208,9 @@ def versions() -> dict[str, str]:
 
 def _typed(stored: dict[str, Any]) -> config_dict.ConfigDict:
     """Nested dicts -> the ConfigDict that config_for would make of them, fields added since then at their defaults."""
-    fields: dict[str, Any] = {k: _typed(v) if isinstance(v, dict) else v for k, v in stored.items()}
+    fields: dict[str, Any] = {k: _typed(v) if isinstance(v, dict) and k != "sweep" else v for k, v in stored.items()}
     if "name" not in fields:
-        return config_dict.ConfigDict(fields)
+        return config_dict.ConfigDict(fields, convert_dict=False)
     return build.config_for(fields.pop("name"), **fields)
 
 

@@ -130,7 +130,8 @@ class Output(struct.PyTreeNode):
         policy_params: tree of float32 arrays that describe the policy (logits `[T, B, A]` of a categorical one).
         value: float32 `[T, B]`.
         q: float32 `[T, B, A]`, action values.
-        make_policy: the head's static builder: `policy_params` -> distribution.
+        make_policy: the head's static builder: `policy_params` -> distribution; hashable, and equal each time it is
+            made (a module-level function, or a frozen dataclass), else every call compiles anew.
     """
 
     policy_params: PyTree = None
@@ -140,7 +141,7 @@ class Output(struct.PyTreeNode):
 
     @property
     def policy(self) -> Any:
-        """The action distribution (distrax): `log_prob`, `sample`, `mode`, `entropy`, `kl_divergence`."""
+        """The action distribution: `log_prob`, `sample`, `mode`, `entropy`, `kl_divergence`."""
         if self.make_policy is None:
             raise ValueError("this model's head gives no policy (make_policy is None): it cannot feed a policy loss")
         return self.make_policy(self.policy_params)
@@ -181,7 +182,7 @@ class TrainState(train_state.TrainState):
         updates: int32, iterates done, +1 each, whatever was skipped; every key folds it in.
         skipped_in_row: int32, minibatch steps skipped one after another for being non-finite, 0 after a good one.
         target_params: parameters of the target network, or None.
-        variables: Linen collections other than params; the same in acting and learning, constant over a run.
+        variables: Linen collections other than params (running statistics), the same in acting and in all of an update.
     """
 
     updates: Array

@@ -72,8 +72,12 @@ def config(kind: str) -> Any:
             "atari": config_for("atari", game="pong"),
         }.get(kind, config_for("host_scripted"))
         source = config_for("actor_threads", num_envs=8, unroll_length=4, threads=threads, stall_seconds=60)
+    if kind == "lock_step":
+        fields["learner"] = config_for("learner", reward_scaling=0.9)
     updates = UPDATES if kind in ("jax", "gymnax", "lock_step", "atari") else 100_000
-    return small_config(updates * STEPS // 8, env, source, **fields)
+    made = small_config(updates * STEPS // 8, env, source, **fields)
+    made.model.normalize_observations = kind == "lock_step"
+    return made
 
 
 def free_port() -> int:

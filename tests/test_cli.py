@@ -65,8 +65,8 @@ def get_config(argument="default"):
 class Result:
     """What a command did."""
 
-    def __init__(self, code: Any, err: str, out: str, config: Any, workdir: Any):
-        self.code, self.err, self.out, self.config, self.workdir = code, err, out, config, workdir
+    def __init__(self, code: Any, err: str, out: str, config: Any, workdir: Any, video: Any):
+        self.code, self.err, self.out, self.config, self.workdir, self.video = code, err, out, config, workdir, video
 
 
 Run = Callable[..., Result]
@@ -92,8 +92,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             if seen["config"].total_steps == 666:
                 raise TrainingError("loss not finite\nat step 20")
 
-    def evaluate_workdir(workdir: str, config: Any) -> dict[str, Any]:
-        seen.update(config=config, workdir=workdir)
+    def evaluate_workdir(workdir: str, config: Any, video: str | None) -> dict[str, Any]:
+        seen.update(config=config, workdir=workdir, video=video)
         return {"eval/return_mean": 12.5, "eval/episodes": config.eval.episodes, "eval/odd": float("nan")}
 
     def check(config: Any) -> None:
@@ -115,12 +115,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def command(*arguments: str) -> Result:
         seen.clear()
-        for name in ("config", "workdir", "mode"):
+        for name in ("config", "workdir", "mode", "video", "out", "process_id"):
             flags.FLAGS[name].unparse()
         with pytest.raises(SystemExit) as info:
             cli.run(main_module.main, ["main.py", *arguments])
         captured = capsys.readouterr()
-        return Result(info.value.code or 0, captured.err, captured.out, seen.get("config"), seen.get("workdir"))
+        return Result(info.value.code or 0, captured.err, captured.out, *map(seen.get, ("config", "workdir", "video")))
 
     yield command
     _forget_modules()
@@ -149,6 +149,11 @@ def _forget_modules() -> None:
         (["--noconfig.optimizer.nesterov"], "write --config.optimizer.nesterov=false"),
         (["--mode=trian"], "--mode=trian is unknown; did you mean 'train'?"),
         (["--mode=eval"], "--mode=eval needs --workdir"),
+        (["--video=x.gif"], "--video films an evaluation; with --mode=train it has no meaning: add --mode=eval"),
+        (["--out=x.png"], "--out names a plot's picture; with --mode=train it has no meaning: add --mode=plot"),
+        (["--vidoe=x.gif"], "unknown flag --vidoe; did you mean --video?"),
+        (["--workdir=a", "--workdir=b"], "--workdir is given 2 times; only --mode=plot takes more than one"),
+        (["--mode=plot", "--workdir=a"], "--config has no meaning with --mode=plot"),
         (["--workdir=exp.py"], "--workdir=exp.py is a file"),
         (["--workdir=my_lab"], "my_lab is no run's folder: it holds"),
     ],
@@ -180,6 +185,12 @@ def test_wrong_input_is_one_line_and_code_2(run: Run, arguments: list[str], mess
         (["--config=syntax.py"], "syntax.py: SyntaxError"),
         (["--config=empty.py"], "get_config"),
         (["--mode=eval", "--workdir=nix"], "nix holds no run"),
+        (["--mode=plot"], "--mode=plot needs --workdir, a folder of runs"),
+        (["--mode=plot", "--workdir=nix"], "--workdir=nix neither is a run's folder nor holds one"),
+        (["--mode=plot", "--workdir=nix", "--out=x.jpg"], "--out=x.jpg must end in .png, .svg or .pdf"),
+        (["--mode=plot", "--workdir=nix", "--video=x.gif"], "--video films an evaluation; with --mode=plot"),
+        (["--mode=plot", "--workdir=nix", "--config.seed=3"], "--config.seed=3 has no meaning with --mode=plot"),
+        (["--mode=plot", "--workdir=nix", "--process_id=0"], "--process_id has no meaning with --mode=plot"),
     ],
 )
 def test_wrong_config_file_is_one_line_and_code_2(run: Run, arguments: list[str], message: str) -> None:
@@ -246,6 +257,16 @@ def test_eval_reads_the_stored_config_and_prints_a_table_and_json(run: Run) -> N
     assert json.loads(lines[-1]) == {"eval/return_mean": 12.5, "eval/episodes": 100, "eval/odd": None}
     refused = run("--mode=eval", "--workdir=w", "--config.model.hidden=3,")
     assert refused.code == 2 and "model.hidden" in refused.err
+
+
+def test_a_video_is_checked_before_the_evaluation(run: Run) -> None:
+    env = 'config.env = config_for("tests.drawn_envs:DrawnScripted")'
+    Path("exp.py").write_text(CONFIG.replace("return config", f"{env}\n    return config"))
+    run("--config=exp.py", "--workdir=w")
+    assert run("--mode=eval", "--workdir=w", "--video=agent.gif").video == "agent.gif"
+    result = run("--mode=eval", "--workdir=w", "--video=agent.webm")
+    assert (result.code, result.config) == (2, None)
+    assert result.err == "error: --video=agent.webm must end in .gif or .mp4; did you mean agent.gif?\n"
 
 
 def test_other_exceptions_keep_their_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 import flaxrl
-from flaxrl import config_for, overrides, run_folder
+from flaxrl import config_for, curves, overrides, run_folder
 from flaxrl.trainers import plan
 from tests.small_runs import host_config, rows, small_config, train
 
@@ -141,8 +142,20 @@ def test_commands_parse_and_check(page: str, line: str, monkeypatch: pytest.Monk
     config = _load(path).get_config(*([argument] if argument else []))
     overrides.apply(config, [f"{k.removeprefix('config.')}={v}" for k, v in flags.items() if k.startswith("config.")])
     plan.check(config)
-    own = {"workdir", "mode", "coordinator", "num_processes", "process_id"}
+    own = {"workdir", "mode", "video", "out", "coordinator", "num_processes", "process_id", "eval_seed", "eval_setting"}
     assert {k for k in flags if not k.startswith("config.")} <= own
+
+
+def test_the_pictures_of_results_are_drawn_by_their_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = [line for page, line in _commands() if "--mode=plot --workdir=docs/" in line]
+    assert lines
+    monkeypatch.chdir(ROOT)
+    for line in lines:
+        _, workdir, out = (argument.partition("=")[2] for argument in shlex.split(line.partition("main.py ")[2]))
+        drawn = tmp_path / Path(out).name
+        curves.plot([workdir], str(drawn))
+        with Image.open(drawn) as new, Image.open(ROOT / out) as shown:
+            assert new.size == shown.size
 
 
 def test_the_readme_has_the_two_commands_and_ci_runs_its_tests():
@@ -215,7 +228,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of two tiny runs: envs in JAX, and envs on the host with an actor thread."""
     folder = tmp_path_factory.mktemp("runs")
     writers = config_for("log", every=16, writers=("json_lines", "tensorboard"))
-    train(small_config(4, log=writers), folder / "jax")
+    learner = config_for("learner", reward_scaling=0.9)
+    train(small_config(4, log=writers, learner=learner), folder / "jax")
     train(host_config(4, threads=1), folder / "host")
     return [folder / "jax", folder / "host"]
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.small_runs import rows, saved_steps
 
@@ -27,7 +28,7 @@ def get_config(kind="jax"):
         checkpoint=config_for("checkpoint", every=80),
     )
     if kind == "jax":
-        return small_config(20, **cadence)
+        return small_config(20, config_for("tests.drawn_envs:DrawnScripted"), **cadence)
     return host_config(100_000, 1, env=config_for("host_scripted", step_seconds=0.002), **cadence)
 """
 
@@ -85,17 +86,39 @@ def wait_for_steps(process: subprocess.Popen, workdir: Path, steps: int) -> None
     pytest.fail(f"no step beyond {steps}: {process.communicate()}")
 
 
-def test_train_resume_evaluate(start: Start, tmp_path: Path) -> None:
+def test_train_resume_evaluate_film_plot(start: Start, tmp_path: Path) -> None:
     """With 20 updates of 8 steps: the process ends by itself, the same command with more steps goes on."""
     code, out, err = finish(start("--config=exp.py", "--workdir=w"))
     assert (code, err) == (0, "") and "160/160 steps" in out
     code, out, err = finish(start("--config=exp.py", "--workdir=w", "--config.total_steps=240"))
     assert (code, err) == (0, "") and "resumed at step 160" in out
     assert [line["step"] for line in rows(tmp_path / "w")] == [80, 160, 240]
-    code, out, err = finish(start("--mode=eval", "--workdir=w", "--config.eval.episodes=3"))
+    command = ("--mode=eval", "--workdir=w", "--config.eval.episodes=3", "--config.eval.video_episodes=2")
+    code, out, err = finish(start(*command, "--video=agent.gif"))
     assert (code, err) == (0, "")
     metrics = json.loads(out.splitlines()[-1])
     assert (metrics["step"], metrics["eval/episodes"]) == (240, 3)
+    with Image.open(tmp_path / "agent.gif") as image:
+        assert image.n_frames == 2 * 6  # type: ignore[attr-defined] # episodes of five actions
+    code, out, err = finish(start("--mode=plot", "--workdir=w"))
+    assert (code, err) == (0, "") and "drew the return of training episodes into curves.png" in out
+    with Image.open(tmp_path / "curves.png") as image:
+        assert image.size == (768, 432)
+
+
+def test_many_seeds_have_a_device_each_core_and_are_evaluated_one_by_one(start: Start) -> None:
+    cores = min(2, len(os.sched_getaffinity(0)))
+    many = ("--config.num_seeds=2", "--config.mesh.data=-1")
+    code, out, err = finish(start("--config=exp.py", "--workdir=w", *many))
+    assert (code, err) == (0, "") and f"devices       {cores} x cpu (mesh seed={cores})" in out
+    code, out, err = finish(start("--mode=eval", "--workdir=w"))
+    assert (code, err) == (0, "")
+    metrics = json.loads(out.splitlines()[-1])
+    code, out, err = finish(start("--mode=eval", "--workdir=w", "--eval_seed=4"))
+    assert (code, err) == (0, "")
+    assert json.loads(out.splitlines()[-1])["eval/return_mean"] == metrics["eval/return_mean/seed_4"]
+    code, _, err = finish(start("--mode=eval", "--workdir=w", "--eval_seed=5"))
+    assert (code, err) == (2, "error: the run has no seed 5; there are 3 to 4\n")
 
 
 def test_signals_and_kills(start: Start, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ml_collections import config_dict
 from flaxrl import overrides
 from flaxrl.build import config_for
 from flaxrl.errors import ConfigError
+from tests.small_runs import small_config
 
 ROOT = Path(__file__).parent.parent
 
@@ -152,6 +153,24 @@ def test_a_field_that_is_a_dict_takes_new_keys() -> None:
     whole: Any = config_dict.ConfigDict({"env": config}).lock()
     overrides.apply(whole, ["env.params.memory_length=20"])
     assert whole.env.params.to_dict() == {"memory_length": 20} and whole.is_locked and whole.env.params.is_locked
+
+
+def test_a_sweep_is_given_field_by_field() -> None:
+    config = small_config()
+    overrides.apply(config, ["sweep.optimizer.learning_rate=1e-3,3e-4", "sweep.loss.entropy_cost=0.1"])
+    assert config.sweep == {"optimizer.learning_rate": (1e-3, 3e-4), "loss.entropy_cost": (0.1,)}
+    assert small_config().sweep == {}
+    overrides.apply(config, ["sweep=None", "sweep.loss.discount=0.9,1"])
+    assert config.sweep == {"loss.discount": (0.9, 1.0)}
+    for wrong, message in (
+        ("sweep=3", r"--config.sweep needs a field and its values, such as --config.sweep.optimizer.learning_rate="),
+        ("sweep.loss.discount", r"--config.sweep.loss.discount needs a field and its values"),
+        ("sweep.loss.discount=a", r"--config.sweep.loss.discount=a: discount must be a tuple of numbers"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            overrides.apply(config, [wrong])
+    with pytest.raises(ConfigError, match="this config has no field 'sweep'"):
+        overrides.apply(make_config(), ["sweep.loss.discount=0.9"])
 
 
 def test_the_last_of_two_wins() -> None:

@@ -13,6 +13,7 @@ import pytest
 from ml_collections import config_dict
 
 from flaxrl.build import config_for
+from flaxrl.configuration import LATER
 from flaxrl.errors import ConfigError
 from flaxrl.run_folder import RunFolder, flatten, plain
 
@@ -38,13 +39,16 @@ def make_config(**top: object) -> Any:
     config = config_dict.ConfigDict(
         {
             "seed": 0,
+            "num_seeds": 1,
+            "sweep": {},
             "total_steps": 1000,
             "note": None,
             "rules": (("a.*", "fsdp"), ("b", None)),
             "optimizer": config_for(SETTINGS, episodes=3),
             "learner": config_for(UPDATE, epochs=2),
             "eval": config_for(SETTINGS),
-        }
+        },
+        convert_dict=False,
     )
     with config.ignore_type():
         for key, value in top.items():
@@ -64,6 +68,27 @@ def test_round_trip_keeps_values_types_and_tuples(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         loaded.learner.target_period = "often"
     assert RunFolder(tmp_path / "run").load_versions().keys() >= {"python", "jax", "flax", "orbax-checkpoint"}
+
+
+def test_a_run_from_before_many_seeds_is_one_of_one_seed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.match(make_config())
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in stored.items() if k not in LATER}))
+    folder.check(make_config())
+    assert folder.load_config().num_seeds == 1 and folder.load_config().sweep == {}
+    with pytest.raises(ConfigError, match="num_seeds 1 -> 2"):
+        folder.check(make_config(num_seeds=2))
+
+
+def test_a_sweep_is_stored_and_must_stay(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    config = make_config(sweep={"loss.entropy_cost": [0.1, 0.2]})
+    folder.match(config)
+    assert folder.load_config().sweep == {"loss.entropy_cost": (0.1, 0.2)}
+    folder.check(config)
+    with pytest.raises(ConfigError, match=r"sweep.loss.entropy_cost \(0.1, 0.2\) -> \(absent\)"):
+        folder.check(make_config())
 
 
 def test_free_fields_may_change_and_are_stored(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flaxrl import checks
+from flaxrl.envs.atari_screen import SCREEN, AtariScreen
 from flaxrl.envs.base import HostEnv
 from flaxrl.envs.next_step import NextStepRows
 from flaxrl.envs.spec import ArraySpec, Discrete, EnvSpec
@@ -70,6 +71,7 @@ class Atari(HostEnv):
         checks.in_range(self, "sticky_actions", low=0, high=1)
         self.rom = resolve_game(self.game, _rom_names())
         self._env: Any = None
+        self._screen: AtariScreen | None = None
         self._rows: NextStepRows | None = None
         self.lives: np.ndarray = np.zeros(self.num_envs, np.int32)
         """Int32 `[B]`: lives left (0 where the game has none)."""
@@ -101,6 +103,8 @@ class Atari(HostEnv):
         self._rows = NextStepRows(self.spec, self.num_envs)
         observation, info = self._env.reset(seed=int(seed))
         self._read(info)
+        if self._screen is not None:
+            self._screen.reset(int(seed))
         return self._rows.first(self._channels_first(observation))
 
     def step(self, action: np.ndarray) -> Timestep:
@@ -124,6 +128,8 @@ class Atari(HostEnv):
         lives = self.lives
         observation, reward, terminated, truncated, info = self._env.step(action.astype(np.int32))
         self._read(info)
+        if self._screen is not None:
+            self._screen.step(int(action[0]), float(reward[0]), int(self.frame_number[0]))
         lost = self.lives < lives if self.terminal_on_life_loss else None
         return self._rows.next(self._channels_first(observation), reward, terminated, truncated, lost=lost)
 
@@ -133,31 +139,48 @@ class Atari(HostEnv):
             self._env.close()
             # Dropped as well: the threads live as long as the emulator object, which the env's own close keeps.
             self._env = None
+        if self._screen is not None:
+            self._screen.close()
 
-    def _make(self) -> Any:
-        """The vector env. Its own life options are off: one starts a new game, the other reports a termination."""
+    def prepare_render(self) -> None:
+        """From the next `reset` on game 0 is played a second time, with its screen in full."""
+        if self._screen is None:
+            self._screen = AtariScreen(lambda: self._make(num_envs=1, **SCREEN))
+
+    def render(self) -> np.ndarray:
+        """The screen of game 0 in colour, uint8 `[210, 160, 3]`; flicker is evened out as in the observation.
+
+        Raises:
+            RuntimeError: without `prepare_render` and a `reset` after it.
+        """
+        if self._screen is None:
+            raise RuntimeError("Atari.render before Atari.prepare_render")
+        return self._screen.pixels()
+
+    def _make(self, **changes: Any) -> Any:
+        """A vector env. Its own life options are off: one starts a new game, the other reports a termination."""
         from ale_py.vector_env import AtariVectorEnv
 
-        return AtariVectorEnv(
-            self.rom,
-            self.num_envs,
-            num_threads=self.env_threads,
-            max_num_frames_per_episode=self.max_frames,
-            repeat_action_probability=self.sticky_actions,
-            full_action_space=self.full_action_space,
-            autoreset_mode="NextStep",
-            img_height=self.image_size,
-            img_width=self.image_size,
-            grayscale=self.grayscale,
-            stack_num=self.stack,
-            frameskip=self.frame_skip,
-            maxpool=True,
-            noop_max=self.noop_max,
-            episodic_life=False,
-            life_loss_info=False,
-            reward_clipping=False,
-            use_fire_reset=self.fire_reset,
-        )
+        settings: dict[str, Any] = {
+            "num_envs": self.num_envs,
+            "num_threads": self.env_threads,
+            "max_num_frames_per_episode": self.max_frames,
+            "repeat_action_probability": self.sticky_actions,
+            "full_action_space": self.full_action_space,
+            "autoreset_mode": "NextStep",
+            "img_height": self.image_size,
+            "img_width": self.image_size,
+            "grayscale": self.grayscale,
+            "stack_num": self.stack,
+            "frameskip": self.frame_skip,
+            "maxpool": True,
+            "noop_max": self.noop_max,
+            "episodic_life": False,
+            "life_loss_info": False,
+            "reward_clipping": False,
+            "use_fire_reset": self.fire_reset,
+        }
+        return AtariVectorEnv(self.rom, **settings | changes)
 
     def _read(self, info: dict[str, np.ndarray]) -> None:
         self.lives, self.frame_number = info["lives"], info["episode_frame_number"]

@@ -11,6 +11,7 @@ import numpy as np
 from flax import struct
 
 from flaxrl.envs.spec import EnvSpec, env_action
+from flaxrl.errors import ConfigError
 from flaxrl.types import FIRST, LAST, MID, Array, PyTree, Timestep
 
 EnvState = Any
@@ -35,6 +36,19 @@ class JaxEnv(abc.ABC):
             (state, observation, reward, terminated, truncated, action_mask or None)
         """
 
+    def prepare_render(self) -> None:
+        """Told before the first `reset` of an env that `render` will be asked of; most have nothing to do.
+
+        Raises:
+            ConfigError: nothing is drawn here.
+        """
+        if type(self).render is JaxEnv.render:
+            raise _draws_nothing(self)
+
+    def render(self, state: EnvState) -> np.ndarray:
+        """The picture of one state, uint8 `[H, W, 3]`, always of one size; on the host, so it may be slow."""
+        raise _draws_nothing(self)
+
 
 class HostEnv(abc.ABC):
     """A batch of envs, stateful, numpy, already speaking the episode rule.
@@ -57,6 +71,26 @@ class HostEnv(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Frees threads, processes and emulators; may be called twice."""
+
+    def prepare_render(self) -> None:
+        """Told before the first `reset` of an env that `render` will be asked of: a simulator may have to know.
+
+        Raises:
+            ConfigError: nothing is drawn here.
+        """
+        if type(self).render is HostEnv.render:
+            raise _draws_nothing(self)
+
+    def render(self) -> np.ndarray:
+        """The picture of env 0 as it last answered, uint8 `[H, W, 3]`, always of one size."""
+        raise _draws_nothing(self)
+
+
+def _draws_nothing(env: Any) -> ConfigError:
+    return ConfigError(
+        f"{type(env).__name__} draws nothing: it has no method `render`; a video needs an env that draws "
+        "(atari, gymnax, or one of your own)"
+    )
 
 
 class AutoResetState(struct.PyTreeNode):
@@ -127,7 +161,23 @@ class AutoReset:
             return jax.tree.map(lambda f, s: _where(over, f, s), fresh, stepped)
 
         # Outside the vmap, so that a step on which no env is over pays nothing for resets.
-        return jax.lax.cond(jnp.any(over), restart, lambda s: s, stepped)
+        return jax.lax.cond(anywhere(over), restart, lambda s: s, stepped)
+
+
+@jax.custom_batching.custom_vmap
+def anywhere(condition: Array) -> Array:
+    """Whether `condition` (bool) holds anywhere; under `jax.vmap`, anywhere in all that is mapped.
+
+    So a branch or a loop on it stays one where many seeds run side by side: with a predicate of each, both branches
+    would run at every step.
+    """
+    return jnp.any(condition)
+
+
+@anywhere.def_vmap
+def _anywhere_mapped(axis_size: int, in_batched: list[bool], condition: Array) -> tuple[Array, bool]:
+    del axis_size, in_batched
+    return anywhere(condition), False
 
 
 def _where(condition: Array, x: Array, y: Array) -> Array:

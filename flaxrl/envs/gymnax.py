@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from flaxrl import checks
 from flaxrl.envs.base import EnvState, JaxEnv
 from flaxrl.envs.deferred import defer
 from flaxrl.envs.dtypes import strong
+from flaxrl.envs.gymnax_drawings import DRAWINGS, grid, is_grid
 from flaxrl.envs.names import resolve_game
 from flaxrl.envs.spec import ArraySpec, Box, Discrete, EnvSpec
 from flaxrl.errors import ConfigError
@@ -117,6 +119,36 @@ class Gymnax(JaxEnv):
             strong(truncated, jnp.bool_),
             None,
         )
+
+    @functools.cached_property
+    def _observe(self) -> Callable[[EnvState], np.ndarray] | None:
+        """State -> the observation, where that is a grid to look at."""
+        env, params = self._made
+        shown = self.spec.observation
+        if not isinstance(shown, ArraySpec) or not is_grid(shown.shape):
+            return None
+        return jax.jit(lambda state: env.get_obs(state, params, jax.random.key(0)))
+
+    def prepare_render(self) -> None:
+        """Checks that this game is drawn: classic control, and those with a grid or a maze to look at.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        name = self._made[0].name
+        if name not in DRAWINGS and self._observe is None:
+            raise ConfigError(
+                f"Gymnax.game = {name!r} draws nothing; of those without a grid to look at, {', '.join(DRAWINGS)} do"
+            )
+
+    def render(self, state: EnvState) -> np.ndarray:
+        """The picture of one state, uint8 `[H, W, 3]`; a grid has a pixel a cell."""
+        env, params = self._made
+        if env.name in DRAWINGS:
+            return DRAWINGS[env.name](env, state, params)
+        self.prepare_render()
+        assert self._observe is not None
+        return grid(np.asarray(self._observe(state)))
 
     def _observation(self, observation: PyTree) -> PyTree:
         def convert(spec: ArraySpec, x: Array) -> Array:

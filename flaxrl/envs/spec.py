@@ -86,8 +86,22 @@ ActionSpec = Discrete | MultiDiscrete | Box
 
 
 def env_action(spec: ActionSpec, action: Any) -> Any:
-    """0-based actions as the env numbers them: `start` is added where it is not 0."""
-    return action + spec.start if isinstance(spec, Discrete) and spec.start else action
+    """Actions as the env takes them, of numpy or jax: numbered from `start`; a Box's clipped to its bounds.
+
+    What is stored and learned from stays as the policy drew it: the density of a clipped action is not that of the
+    sample.
+
+    Args:
+        spec: of the env.
+        action: `[..., *spec.shape]`, 0-based where discrete.
+    """
+    if isinstance(spec, Discrete) and spec.start:
+        return action + spec.start
+    if isinstance(spec, Box) and np.isfinite([spec.low, spec.high]).any():
+        lead = (1,) * (action.ndim - 1)
+        low, high = (np.asarray(x, action.dtype).reshape(*lead, -1) for x in (spec.low, spec.high))
+        return action.clip(low, high)
+    return action
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import chex
@@ -14,8 +15,9 @@ from flaxrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from flaxrl.errors import ConfigError
 from flaxrl.models.chunking import apply_in_chunks
 from flaxrl.models.cores import FeedForward
-from flaxrl.models.torsos import DTYPES
-from flaxrl.types import FIRST, ActContext, AgentInput, Array, Carry, Output
+from flaxrl.models.normalization import Normalizer
+from flaxrl.models.torsos import DTYPES, computing_in
+from flaxrl.types import FIRST, ActContext, AgentInput, Array, Carry, Output, PyTree
 
 
 class Agent(nn.Module):
@@ -29,8 +31,14 @@ class Agent(nn.Module):
         head: features -> Output.
         policy: Output -> action.
         action_spec: of the env.
-        use_last_action: also feeds the previous action (one-hot) to the core.
+        value_torso: gives the value a network of its own: this torso, and a core like `core` with parameters and a
+            state of its own (the carry is then a pair, the policy's first); the head joins the two. None: policy and
+            value share torso and core.
+        use_last_action: also feeds the previous action (one-hot; that of a Box as it is) to the core.
         use_last_reward: also feeds the previous reward, clipped to [-1, 1] (Espeholt et al., 2018), to the core.
+        normalize_observations: float observations are taken relative to their running mean and deviation over all rows
+            ever learned from; acting, learning and evaluation see the same.
+        observation_clip: normalised observations are clipped to +- this; None leaves them.
         torso_chunk: rows that the torso takes at once; None chooses (on for the convolutional torsos on a CPU, where
             it keeps them in cache), 0 never chunks.
         torso_recompute: each chunk is computed again in the backward pass: a third more time, a fraction of the memory.
@@ -44,20 +52,33 @@ class Agent(nn.Module):
     head: nn.Module
     policy: nn.Module
     action_spec: ActionSpec
+    value_torso: nn.Module | None = None
     use_last_action: bool = False
     use_last_reward: bool = False
+    normalize_observations: bool = False
+    observation_clip: float | None = 10.0
     torso_chunk: int | None = None
     torso_recompute: bool = False
     dtype: str | None = None
 
     def __post_init__(self) -> None:
         checks.non_negative(self, "torso_chunk")
+        checks.positive(self, "observation_clip")
+        if self.value_torso is not None:
+            _check_takes_value_features(self.head)
         if self.dtype is not None:
             checks.choice(self, "dtype", DTYPES)
-            for name in ("torso", "core"):
+            for name in ("torso", "core", "value_torso"):
                 # A module is frozen; flax does the same in its own __post_init__.
                 object.__setattr__(self, name, _computing_in(getattr(self, name), self.dtype))
         super().__post_init__()
+
+    def setup(self) -> None:
+        """The parts that are no fields."""
+        if self.normalize_observations:
+            self.normalizer = Normalizer(self.observation_clip)
+        if self.value_torso is not None:
+            self.value_core = self.core.clone(name=None)
 
     def __call__(self, inputs: AgentInput, carry: Carry) -> tuple[Output, Carry]:
         """Unrolls.
@@ -72,19 +93,27 @@ class Agent(nn.Module):
         chex.assert_rank(inputs.step_type, 2)
         time, batch = inputs.step_type.shape
         rows = jax.tree.map(lambda x: x.reshape(time * batch, *x.shape[2:]), inputs.observation)
-        x: Array = apply_in_chunks(self.torso, rows, self._chunk(), self.torso_recompute)
-        x = x.reshape(time, batch, -1)
-        extras = []
-        if self.use_last_action:
-            extras.append(encode_action(inputs.last_action, self.action_spec))
-        if self.use_last_reward:
-            extras.append(jnp.clip(inputs.last_reward, -1.0, 1.0)[..., None])
-        if extras:
-            x = jnp.concatenate([x, *extras], axis=-1)
+        if self.normalize_observations:
+            rows = self.normalizer(rows)
         if carry is None:
             carry = self.initial_carry(batch)
-        x, carry = self.core(x, inputs.first, carry)  # type: ignore[operator]
-        return self.head(x, inputs.action_mask), carry  # type: ignore[operator]
+        x, first, mask = self._features(self.torso, rows, inputs), inputs.first, inputs.action_mask
+        if self.value_torso is None:
+            x, carry = self.core(x, first, carry)  # type: ignore[operator]
+            return self.head(x, mask), carry  # type: ignore[operator]
+        x, policy_carry = self.core(x, first, carry[0])  # type: ignore[operator]
+        v, value_carry = self.value_core(self._features(self.value_torso, rows, inputs), first, carry[1])
+        return self.head(x, mask, value_features=v), (policy_carry, value_carry)  # type: ignore[operator]
+
+    def _features(self, torso: nn.Module, rows: PyTree, inputs: AgentInput) -> Array:
+        """What a core sees, `[T, B, F]`, of observations `[T * B, ...]`."""
+        x: Array = apply_in_chunks(torso, rows, self._chunk(torso, rows), self.torso_recompute)
+        parts = [x.reshape(*inputs.step_type.shape, -1)]
+        if self.use_last_action:
+            parts.append(encode_action(inputs.last_action, self.action_spec))
+        if self.use_last_reward:
+            parts.append(jnp.clip(inputs.last_reward, -1.0, 1.0)[..., None])
+        return jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
 
     def act(self, inputs: AgentInput, carry: Carry, context: ActContext) -> tuple[Array, Array | None, Output, Carry]:
         """One action an env.
@@ -103,32 +132,42 @@ class Agent(nn.Module):
         action, log_prob = self.policy(output, context)  # type: ignore[operator]
         return action, log_prob, output, carry
 
+    def observe(self, inputs: AgentInput) -> None:
+        """Takes rows `[T, B, ...]` into the running statistics, in a call of `apply` where they are mutable."""
+        if self.normalize_observations:
+            self.normalizer.observe(inputs.observation)
+
     def initial_carry(self, batch_size: int) -> Carry:
         """The recurrent state at an episode's start, leaves `[B, ...]`; needs parameters where it is learned."""
-        return self.core.initial_carry(batch_size)  # type: ignore[attr-defined]
+        carry = self.core.initial_carry(batch_size)  # type: ignore[attr-defined]
+        return carry if self.value_torso is None else (carry, self.value_core.initial_carry(batch_size))
 
-    def _chunk(self) -> int | None:
-        if self.torso_chunk is None:
-            return getattr(self.torso, "cpu_chunk", None) if jax.default_backend() == "cpu" else None
-        return self.torso_chunk or None
+    def _chunk(self, torso: Any, rows: PyTree) -> int | None:
+        if self.torso_chunk is not None:
+            return self.torso_chunk or None
+        chunk: Any = getattr(torso, "cpu_chunk", None) if jax.default_backend() == "cpu" else None
+        size: Any = chunk(rows) if callable(chunk) else chunk
+        return size
 
 
 def _computing_in(module: Any, dtype: str) -> Any:
     """A torso or core with `dtype`; one that computes nothing stays as it is."""
-    if isinstance(module, FeedForward) or getattr(module, "dtype", None) == dtype:
-        return module
-    if not hasattr(module, "dtype"):
+    return module if module is None or isinstance(module, FeedForward) else computing_in(module, dtype, "Agent")
+
+
+def _check_takes_value_features(head: Any) -> None:
+    if "value_features" not in inspect.signature(type(head).__call__).parameters:
         raise ConfigError(
-            f"Agent.dtype = {dtype!r} needs a torso and a core that take it: {type(module).__name__} has no field dtype"
+            f"Agent.value_torso needs a head that takes value_features, such as policy_value: {type(head).__name__} "
+            "does not"
         )
-    return module.clone(dtype=dtype)
 
 
 def encode_action(action: Array, spec: ActionSpec) -> Array:
-    """Actions as float features: one-hot (each component of a MultiDiscrete), or as they are.
+    """Actions as float features: one-hot (each component of a MultiDiscrete); a Box's as the policy drew them.
 
     Args:
-        action: `[T, B, ...]`, 0-based.
+        action: `[T, B, ...]`, 0-based where discrete.
         spec: of the env.
 
     Returns:

@@ -44,9 +44,34 @@ def _check(torso: nn.Module) -> None:
     checks.positive(torso, "kernel_scale")
 
 
+def computing_in(module: Any, dtype: str, owner: str) -> Any:
+    """A torso or core that computes in `dtype`.
+
+    Args:
+        module: the torso or core.
+        dtype: one of DTYPES.
+        owner: whose field `dtype` says so, for the message.
+
+    Raises:
+        ConfigError: the module has no field `dtype`.
+    """
+    if not hasattr(module, "dtype"):
+        raise ConfigError(
+            f"{owner}.dtype = {dtype!r} needs torsos and cores that take it: {type(module).__name__} has no field dtype"
+        )
+    return module if module.dtype == dtype else module.clone(dtype=dtype)
+
+
 def pixel_scale(image: Array) -> float:
     """What a network multiplies an image with: 1 / 255 for uint8, 1 for anything else."""
     return 1 / 255 if image.dtype == jnp.uint8 else 1.0
+
+
+def _flat(x: Array) -> Array:
+    """float32 `[N, F]` of one leaf `[N, ...]`."""
+    x, scale = x.reshape(x.shape[0], -1), pixel_scale(x)
+    x = x.astype(jnp.float32)
+    return x if scale == 1 else x * scale
 
 
 def _image_rank(torso: nn.Module, observation: Array) -> None:
@@ -58,6 +83,8 @@ def _image_rank(torso: nn.Module, observation: Array) -> None:
 
 class MLP(nn.Module):
     """Dense layers over a flattened observation; a tree's leaves are flattened and joined in order of their names.
+
+    Bytes (uint8) are scaled to [0, 1]; bool, integers and floats are taken as they are.
 
     Attributes:
         hidden: sizes of the layers; empty passes the flat observation on.
@@ -84,7 +111,7 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, observation: PyTree) -> Array:
         """Features `[N, hidden[-1]]` of a tree of arrays `[N, ...]`."""
-        leaves = [x.reshape(x.shape[0], -1).astype(jnp.float32) for x in jax.tree.leaves(observation)]
+        leaves = [_flat(x) for x in jax.tree.leaves(observation)]
         x = jnp.concatenate(leaves, axis=-1) if len(leaves) > 1 else leaves[0]
         init = INITIALIZERS[self.kernel_init](self.kernel_scale)
         for size in self.hidden:

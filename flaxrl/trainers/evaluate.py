@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -15,21 +16,19 @@ from jax.sharding import Mesh
 from flaxrl.build import build
 from flaxrl.compilation_cache import use_cache
 from flaxrl.configuration import EvalSettings
-from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv
+from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv, anywhere
 from flaxrl.envs.spec import env_action
+from flaxrl.errors import ConfigError
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
+from flaxrl.trainers.acting import MAX_STEPS, EvaluationStopped, choose
+from flaxrl.trainers.clips import write_clip
 from flaxrl.trainers.peers import settle
-from flaxrl.trainers.setup import act_context, env_factory
+from flaxrl.trainers.setup import env_factory
 from flaxrl.trainers.sharding import replicated
+from flaxrl.trainers.video import Recorder, film
+from flaxrl.trainers.writers import Writer
 from flaxrl.types import LAST, Array, PyTree
-
-MAX_STEPS = 108_000
-"""An episode that has not ended after as many steps is cut there, and counted as unfinished."""
-
-
-class EvaluationStopped(Exception):
-    """An evaluation ended before its episodes did, because it was told to."""
 
 
 class Evaluator:
@@ -57,6 +56,8 @@ class Evaluator:
             self._act = jax.jit(self._act_row)
         else:
             self._play = jax.jit(self._play_jax)
+        self._make_recorder = functools.partial(Recorder, make_env, agent, settings, settings.video_episodes, stop)
+        self._recorder: Recorder | None = None
 
     def run(self, params: PyTree, variables: PyTree) -> dict[str, float]:
         """Plays `settings.episodes` episodes.
@@ -70,30 +71,31 @@ class Evaluator:
         model = {"params": params, **variables}
         key = jax.random.key(self._settings.seed)
         if isinstance(self._env, HostEnv):
-            returns, lengths, finished = self._play_host(self._env, model, key)
-        else:
-            returns, lengths, finished = jax.device_get(self._play(model, key))
-        return {
-            "eval/return_mean": float(np.mean(returns, dtype=np.float64)),
-            "eval/return_std": float(np.std(returns, dtype=np.float64)),
-            "eval/return_min": float(np.min(returns)),
-            "eval/return_max": float(np.max(returns)),
-            "eval/length_mean": float(np.mean(lengths, dtype=np.float64)),
-            "eval/episodes": len(returns),
-            "eval/unfinished": int(np.sum(~finished)),
-        }
+            return scores(*self._play_host(self._env, model, key))
+        return scores(*jax.device_get(self._play(model, key)))
+
+    def film(self, params: PyTree, variables: PyTree, writer: Writer, step: int) -> None:
+        """Gives a writer the clip of the first `settings.video_episodes` episodes as 'eval/video'; of none, nothing.
+
+        A film that `stop` breaks off is dropped.
+        """
+        if not self._settings.video_episodes:
+            return
+        if self._recorder is None:
+            self._recorder = self._make_recorder()
+        with contextlib.suppress(EvaluationStopped):
+            writer.write_videos(step, {"eval/video": self._recorder.run(params, variables)[None]})
 
     def close(self) -> None:
         """Frees the envs."""
         if isinstance(self._env, HostEnv):
             self._env.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _act_row(self, model: PyTree, inputs: Any, carry: Any, key: Array) -> tuple[Array, Any]:
-        """Actions `[N, ...]` and the new carry; greedy without a key for the stream 'sample'."""
-        context = act_context(jnp.arange(self._settings.episodes), 1.0)
-        rngs = {} if self._settings.greedy else {"sample": key}
-        action, _, _, carry = self._agent.apply(model, inputs, carry, context, rngs=rngs, method="act")
-        return action, carry
+        ids = jnp.arange(self._settings.episodes)
+        return choose(self._agent, self._settings.greedy, model, inputs, carry, key, ids)
 
     def _initial_carry(self, model: PyTree) -> Any:
         return self._agent.apply(model, self._settings.episodes, method="initial_carry")
@@ -107,7 +109,7 @@ class Evaluator:
 
         def playing(loop: tuple) -> Array:
             _, _, _, totals, t = loop
-            return ~jnp.all(totals[2]) & (t < MAX_STEPS)
+            return anywhere(~totals[2]) & (t < MAX_STEPS)
 
         def step(loop: tuple) -> tuple:
             state, carry, last_action, (returns, lengths, finished), t = loop
@@ -145,6 +147,19 @@ class Evaluator:
         return returns, lengths, finished
 
 
+def scores(returns: np.ndarray, lengths: np.ndarray, finished: np.ndarray) -> dict[str, float]:
+    """An evaluation's metrics, from what each episode (`[N]`) brought."""
+    return {
+        "eval/return_mean": float(np.mean(returns, dtype=np.float64)),
+        "eval/return_std": float(np.std(returns, dtype=np.float64)),
+        "eval/return_min": float(np.min(returns)),
+        "eval/return_max": float(np.max(returns)),
+        "eval/length_mean": float(np.mean(lengths, dtype=np.float64)),
+        "eval/episodes": len(returns),
+        "eval/unfinished": int(np.sum(~finished)),
+    }
+
+
 def held_here(tree: PyTree, mesh: Mesh) -> PyTree:
     """`tree` for a program of this process alone: whole copies on one of its devices; as it is in a run of one process.
 
@@ -162,24 +177,45 @@ def _replicate(tree: PyTree, mesh: Mesh) -> PyTree:
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
-def evaluate_workdir(workdir: str | Path, config: Any = None, which: str = "latest") -> dict[str, float]:
+def evaluate_workdir(
+    workdir: str | Path,
+    config: Any = None,
+    which: str = "latest",
+    seed: int | None = None,
+    setting: str | None = None,
+    video: str | None = None,
+) -> dict[str, float]:
     """Evaluates a run's checkpoint.
 
     Args:
         workdir: folder of a run.
         config: gives `env` and `eval`; None takes the stored one.
         which: 'latest' or 'best' checkpoint.
+        seed: which of a run of several seeds, as in `flaxrl.load`; without it and `setting`, all of them.
+        setting: which of a sweep.
+        video: a .gif or .mp4 file that the first episodes are filmed into.
 
     Returns:
         The evaluation's metrics, and `step`.
-    """
-    from flaxrl.trainers.loading import load  # orbax: only where a checkpoint is read
 
-    loaded = load(workdir, which)
+    Raises:
+        ConfigError: no run or checkpoint there; a video that cannot be made.
+    """
+    from flaxrl.trainers.loading import load_stored  # orbax: only where a checkpoint is read
+    from flaxrl.trainers.seeds_program import SeedsEvaluator
+
+    stored = load_stored(workdir, which)
+    if seed is not None or setting is not None:
+        stored = stored.pick(seed, setting)
+    make: Any = Evaluator if stored.seeds is None else functools.partial(SeedsEvaluator, stored.seeds)
     use_cache()
-    config = loaded.config if config is None else config
-    evaluator = Evaluator(env_factory(config), loaded.agent, build(config.eval, "config.eval"))
+    config = stored.config if config is None else config
+    if video is not None:
+        if stored.seeds is not None:
+            raise ConfigError("--video films one run, and the folder holds several: name one with --eval_seed=SEED")
+        write_clip(video, film(config, stored.agent, stored.params, stored.variables))
+    evaluator = make(env_factory(config), stored.agent, build(config.eval, "config.eval"))
     try:
-        return {"step": loaded.step} | evaluator.run(loaded.params, loaded.variables)
+        return {"step": stored.step} | evaluator.run(stored.params, stored.variables)
     finally:
         evaluator.close()

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from flaxrl.build import build
-from flaxrl.configuration import MeshSettings
+from flaxrl.configuration import MeshSettings, is_many
 from flaxrl.envs.base import HostEnv
+from flaxrl.envs.spec import Box, EnvSpec, env_action
 from flaxrl.errors import ConfigError
 from flaxrl.models.agent import wants
 from flaxrl.run_folder import RunFolder
 from flaxrl.trainers.checkpoint import Checkpointer
+from flaxrl.trainers.seeds import Seeds, init_states, make_seeds
 from flaxrl.trainers.setup import act_context, build_agent, env_factory, init_state
 from flaxrl.trainers.sharding import make_mesh
+from flaxrl.trainers.statistics import Statistics
 from flaxrl.types import FIRST, MID, AgentInput, Array, PyTree
 
 
@@ -60,7 +63,7 @@ class LoadedAgent:
             reward: that came with the observation; only agents with `use_last_reward` look at it.
 
         Returns:
-            The action (0-based), or `[B]` of them.
+            The action, or `[B]` of them: 0-based where discrete; a Box's clipped to its bounds.
 
         Raises:
             ValueError: the observation's shape is not the spec's.
@@ -87,7 +90,9 @@ class LoadedAgent:
         inputs = (observation, step_type, action_mask, self._last_action, reward)
         action, self._carry = self._act(self.params, self.variables, inputs, self._carry, key)
         self._last_action, self._first = np.asarray(action), False
-        return self._last_action[0] if single else self._last_action
+        spec = self.spec.action
+        action = env_action(spec, self._last_action) if isinstance(spec, Box) else self._last_action
+        return action[0] if single else action
 
     def _act_rows(self, params: PyTree, variables: PyTree, inputs: tuple, carry: Any, key: Array | None) -> Any:
         observation, step_type, mask, last_action, last_reward = inputs
@@ -106,30 +111,70 @@ class LoadedAgent:
         return action, carry
 
 
-def load(workdir: str | Path, which: str = "latest") -> LoadedAgent:
+def load(
+    workdir: str | Path, which: str = "latest", *, seed: int | None = None, setting: str | None = None
+) -> LoadedAgent:
     """The trained agent of a run's folder.
 
     Args:
         workdir: folder of a run.
         which: 'latest' or 'best' checkpoint.
+        seed: which of a run of several seeds.
+        setting: which of a sweep, by its name in the metrics: 'learning_rate=0.001,entropy_cost=0.01'.
 
     Raises:
-        ConfigError: no run, or no checkpoint, in that folder.
+        ConfigError: no run, or no checkpoint, in that folder; a seed or setting that is missing or not in the run.
     """
+    stored = load_stored(workdir, which).pick(seed, setting)
+    return LoadedAgent(stored.config, stored.agent, stored.spec, stored.params, stored.variables, stored.step)
+
+
+class Stored(NamedTuple):
+    """What a run's folder holds; parameters and variables of many seeds have a leading axis `[N]`."""
+
+    config: Any
+    agent: Any
+    spec: EnvSpec
+    params: PyTree
+    variables: PyTree
+    step: int
+    seeds: Seeds | None
+
+    def pick(self, seed: int | None, setting: str | None) -> Stored:
+        """That of one run; errors are those of `load`."""
+        if self.seeds is not None:
+            index = self.seeds.index(seed, setting)
+            params, variables = jax.tree.map(lambda x: x[index], (self.params, self.variables))
+            return self._replace(params=params, variables=variables, seeds=None)
+        if setting is not None or seed not in (None, self.config.seed):
+            given = f"setting {setting!r}" if setting is not None else f"seed {seed}"
+            raise ConfigError(f"there is no {given}: the folder holds one run, of seed {self.config.seed}")
+        return self
+
+
+def load_stored(workdir: str | Path, which: str = "latest") -> Stored:
+    """A run's config, agent and parameters, on one device; errors are those of `load`."""
     config = RunFolder(workdir).load_config()
-    optimizer, loss, settings = (build(config[k], f"config.{k}") for k in ("optimizer", "loss", "checkpoint"))
+    optimizer, loss, settings, learner = (
+        build(config[k], f"config.{k}") for k in ("optimizer", "loss", "checkpoint", "learner")
+    )
     env = env_factory(config)(1)
     with contextlib.closing(env) if isinstance(env, HostEnv) else contextlib.nullcontext():
         spec = env.spec
     agent = build_agent(config, spec)
     # The run's mesh need not fit the devices of this machine; one is enough to act.
     mesh = make_mesh(MeshSettings(data=1), jax.local_devices()[:1])
-    target = init_state(
-        agent, spec, optimizer, MeshSettings(data=1), mesh, int(config.seed), loss.uses_target, abstract=True
-    )
+    source = build(config.source, "config.source")
+    collections = Statistics.of(agent, learner).start(source.batch_size)
+    seeds = make_seeds(config, source, MeshSettings(), jax.local_devices()[:1]) if is_many(config) else None
+    if seeds is None:
+        one = MeshSettings(data=1)
+        target = init_state(agent, spec, optimizer, one, mesh, int(config.seed), loss.uses_target, True, collections)
+    else:
+        target = init_states(agent, spec, loss, optimizer, seeds, True, collections)
     checkpointer = Checkpointer(Path(workdir) / "checkpoints", settings.keep, settings.keep_best, True)
     with contextlib.closing(checkpointer):
         restored = checkpointer.restore(target, None, which=which)
     if restored is None:
         raise ConfigError(f"{workdir} holds no {which} checkpoint; train first, or name another --workdir")
-    return LoadedAgent(config, agent, spec, restored.state.params, restored.state.variables, restored.step)
+    return Stored(config, agent, spec, restored.state.params, restored.state.variables, restored.step, seeds)

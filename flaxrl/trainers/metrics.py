@@ -6,7 +6,7 @@ over several updates weighs each by what it saw, and an update that saw nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -84,5 +84,7 @@ class MetricsBuffer:
         host = self._host if agree is None else agree(self._host, _added)
         pairs = {**jax.device_get(self._device), **host}
         self._device, self._host = {}, {}
-        means = {k: float(np.float64(total) / count) for k, (total, count) in pairs.items() if count > 0}
-        return dict(sorted(means.items()))
+        return dict(sorted(self._means(pairs).items()))
+
+    def _means(self, pairs: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
+        return {k: float(np.float64(total) / count) for k, (total, count) in pairs.items() if count > 0}

@@ -24,6 +24,7 @@ from flaxrl.envs.base import HostEnv, JaxEnv
 from flaxrl.errors import ConfigError
 from flaxrl.losses.base import Loss
 from flaxrl.trainers.optimizer import Optimizer
+from flaxrl.trainers.seeds import Seeds, make_seeds
 from flaxrl.trainers.sharding import make_mesh
 from flaxrl.trainers.source import Source
 
@@ -35,6 +36,7 @@ class Plan:
     Steps are rows inserted by the innermost source, T x B an iterate; budgets and cadences round up to whole calls.
 
     Attributes:
+        seeds: the runs, where the program is one of many; all else is of one of them. None: there is one.
         updates_per_call: iterates in one dispatch.
         total_updates: iterates of the whole run.
     """
@@ -49,6 +51,7 @@ class Plan:
     eval: EvalSettings
     checkpoint: CheckpointSettings
     seed: int
+    seeds: Seeds | None
     updates_per_call: int
     total_updates: int
 
@@ -80,13 +83,15 @@ class Plan:
 
     def lines(self) -> list[str]:
         """The plan as a person reads it."""
-        devices = self.mesh.devices.flatten()
+        mesh = self.mesh if self.seeds is None else self.seeds.mesh
+        devices = mesh.devices.flatten()
         kinds = sorted({d.device_kind for d in devices})
-        shape = " x ".join(f"{k}={v}" for k, v in self.mesh.shape.items())
+        shape = " x ".join(f"{k}={v}" for k, v in mesh.shape.items())
         time = self.steps_per_update // self.source.batch_size
         pieces = f" in {self.learner.accumulation} pieces" if self.learner.accumulation > 1 else ""
         return [
             f"devices       {len(devices)} x {', '.join(kinds)} (mesh {shape})",
+            *([] if self.seeds is None else self.seeds.lines()),
             f"batch         T {time} x B {self.source.batch_size} = {self.steps_per_update:,} steps an update, "
             f"{self.learner.epochs} epoch(s) x {self.learner.minibatches} minibatch(es){pieces}",
             f"run           {self.total_updates:,} updates = {self.total_steps:,} steps, "
@@ -128,9 +133,12 @@ def check(config: Any) -> Plan:
     if not isinstance(env, (HostEnv, JaxEnv)):
         raise ConfigError(f"config.env.name = {config.env.name!r} is neither a flaxrl.JaxEnv nor a flaxrl.HostEnv")
     agent = build(config.model, "config.model", action_spec=None)
-    mesh = make_mesh(blocks["mesh"], _learner_devices(source))
+    seeds = make_seeds(config, source, blocks["mesh"])
+    # Of many seeds each device runs its own, so to one of them there is one device.
+    mesh = make_mesh(blocks["mesh"], _learner_devices(source) if seeds is None else jax.local_devices()[:1])
     for name in blocks["log"].writers:
         resolve(name)
+    _check_video(env, blocks["eval"], blocks["log"])
     updates_per_call = source.iterates_per_call
     plan = Plan(
         loss=loss,
@@ -143,11 +151,24 @@ def check(config: Any) -> Plan:
         eval=blocks["eval"],
         checkpoint=blocks["checkpoint"],
         seed=config.seed,
+        seeds=seeds,
         updates_per_call=updates_per_call,
         total_updates=-(-config.total_steps // (source.steps_per_update * updates_per_call)) * updates_per_call,
     )
     _check_batch(plan, agent)
     return plan
+
+
+def _check_video(env: HostEnv | JaxEnv, settings: EvalSettings, log: LogSettings) -> None:
+    """A run whose evaluations are filmed has an env that draws and a writer that shows."""
+    if not settings.video_episodes:
+        return
+    if set(log.writers) <= {"json_lines"}:
+        raise ConfigError(
+            f"eval.video_episodes = {settings.video_episodes}, but log.writers = {log.writers} shows no videos; "
+            "add 'tensorboard', or set it to 0"
+        )
+    env.prepare_render()
 
 
 def _learner_devices(source: Source) -> list[Any]:

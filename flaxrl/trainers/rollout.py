@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -95,20 +96,23 @@ class JaxRollout(Source):
 
     def init(self, state: TrainState, key: Array) -> RolloutData:
         """Fresh envs, sharded over B."""
-
-        def make(params: Any, variables: Any, key: Array) -> RolloutData:
-            envs = self._envs.reset(row_keys(key, jnp.arange(self.num_envs)))
-            carry = self._agent.apply({"params": params, **variables}, self.num_envs, method="initial_carry")
-            action = self._envs.spec.action
-            return RolloutData(
-                envs=envs,
-                carry=carry,
-                last_action=jnp.zeros((self.num_envs, *action.shape), action.dtype),
-                fault=jnp.full((self.num_envs, 2), -1, jnp.int32),
-            )
-
         sharding = NamedSharding(self._mesh, batch_spec(time_first=False))
-        return jax.jit(make, out_shardings=sharding)(state.params, state.variables, key)
+        make = jax.jit(self._fresh, out_shardings=sharding)
+        return make({"params": state.params, **state.variables}, key)
+
+    def traced_init(self, state: TrainState, key: Array) -> RolloutData:
+        """See Source."""
+        return self._fresh({"params": state.params, **state.variables}, key)
+
+    def _fresh(self, model: Any, key: Array) -> RolloutData:
+        envs = self._envs.reset(row_keys(key, jnp.arange(self.num_envs)))
+        action = self._envs.spec.action
+        return RolloutData(
+            envs=envs,
+            carry=self._agent.apply(model, self.num_envs, method="initial_carry"),
+            last_action=jnp.zeros((self.num_envs, *action.shape), action.dtype),
+            fault=jnp.full((self.num_envs, 2), -1, jnp.int32),
+        )
 
     def sample(self, data: RolloutData, state: TrainState, key: Array) -> tuple[RolloutData, Trajectory, Metrics]:
         """One unroll of every env; each shard runs its own."""
@@ -164,11 +168,11 @@ class JaxRollout(Source):
         if not self._envs.spec.action_mask:
             return
         # Every process reads the faults of all, so that all end of the same one.
-        fault = jax.device_get(self._gather(data.fault))
-        bad = (fault[:, 0] >= 0).nonzero()[0]
+        several = jax.process_count() > 1
+        fault = jax.device_get(self._gather(data.fault) if several else data.fault)  # of many seeds [N, B, 2]
+        bad = np.argwhere(fault[..., 0] >= 0)
         if len(bad):
-            found = [(int(fault[env, 0]), int(fault[env, 1]), int(env)) for env in bad]
-            updates, t, env = min(found)  # the first in time
+            updates, t, env = min((*fault[tuple(where)].tolist(), int(where[-1])) for where in bad)  # the first in time
             raise TrainingError(no_legal_action(env, updates * self.steps_per_update + t * self.num_envs + env))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 
 from flaxrl.build import build
@@ -17,7 +18,7 @@ from flaxrl.errors import ConfigError
 from flaxrl.models.agent import wants
 from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.sharding import state_shardings
-from flaxrl.types import FIRST, ActContext, AgentInput, TrainState
+from flaxrl.types import FIRST, ActContext, AgentInput, PyTree, TrainState
 
 
 def env_factory(config: Any) -> Callable[[int], HostEnv | JaxEnv]:
@@ -49,8 +50,11 @@ def example_input(agent: Any, spec: EnvSpec, batch: int = 1) -> AgentInput:
     )
 
 
-def run_key(seed: int, purpose: str) -> Any:
-    """The root key of one purpose of a run: 'parameters' or 'training'; no two runs or purposes share one."""
+def run_key(seed: Any, purpose: str) -> Any:
+    """The root key of one purpose of a run: 'parameters' or 'training'; no two runs or purposes share one.
+
+    `seed` is an int, or int32 on the device.
+    """
     return jax.random.fold_in(jax.random.key(seed), ("parameters", "training").index(purpose))
 
 
@@ -65,6 +69,22 @@ def act_context(env_ids: Any, progress: Any) -> ActContext:
     return ActContext(env_ids=jnp.asarray(env_ids, jnp.int32), progress=jnp.asarray(progress, jnp.float32))
 
 
+def first_state(
+    agent: Any,
+    spec: EnvSpec,
+    tx: optax.GradientTransformation,
+    target: bool,
+    key: Any,
+    collections: PyTree | None = None,
+) -> TrainState:
+    """The first TrainState, to be traced; `key` is the run's for 'parameters', the rest as in `init_state`."""
+    key_params, key_sample = jax.random.split(key)
+    rngs = {"params": key_params, "sample": key_sample}
+    context = act_context(jnp.zeros((1,)), 0.0)
+    variables = agent.init(rngs, example_input(agent, spec), None, context, method="act")
+    return TrainState.init(agent.apply, {**variables, **(collections or {})}, tx, target)
+
+
 def init_state(
     agent: Any,
     spec: EnvSpec,
@@ -74,6 +94,7 @@ def init_state(
     seed: int,
     target: bool,
     abstract: bool = False,
+    collections: PyTree | None = None,
 ) -> TrainState:
     """The first TrainState, made where it will lie: no device ever holds a full copy of what is sharded.
 
@@ -86,15 +107,12 @@ def init_state(
         seed: of the run.
         target: whether the loss wants a target network.
         abstract: only shapes, dtypes and shardings (`jax.ShapeDtypeStruct`), as a checkpoint's template.
+        collections: what `variables` hold beside those of the agent; None for nothing.
     """
     tx = optimizer.make()
 
     def init(key: Any) -> TrainState:
-        key_params, key_sample = jax.random.split(key)
-        rngs = {"params": key_params, "sample": key_sample}
-        context = act_context(jnp.zeros((1,)), 0.0)
-        variables = agent.init(rngs, example_input(agent, spec), None, context, method="act")
-        return TrainState.init(agent.apply, variables, tx, target)
+        return first_state(agent, spec, tx, target, key, collections)
 
     key = run_key(seed, "parameters")
     shapes = jax.eval_shape(init, key)

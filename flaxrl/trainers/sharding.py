@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -24,6 +25,9 @@ from flaxrl.types import Array, Output, Params, PyTree
 
 AXES = ("data", "fsdp")
 """Mesh axes; the batch is split over both."""
+
+PER_ENV = "per_env"
+"""Collection of a state's `variables` whose leaves are `[B, ...]` and lie like the batch."""
 
 
 def make_mesh(settings: MeshSettings, devices: list[Any] | None = None) -> Mesh:
@@ -76,7 +80,8 @@ def _text(path: Any) -> str:
 def state_shardings(shapes: PyTree, settings: MeshSettings, mesh: Mesh) -> PyTree:
     """NamedShardings of a TrainState: `rules` on a parameter's path ('torso/Dense_0/kernel'), first match wins.
 
-    The optimizer's moments lie like their parameters; what no rule matches is replicated.
+    The optimizer's moments lie like their parameters; what no rule matches is replicated, but
+    for the variables PER_ENV, which are split like the batch.
 
     Args:
         shapes: the state as `jax.eval_shape` gives it.
@@ -94,6 +99,8 @@ def state_shardings(shapes: PyTree, settings: MeshSettings, mesh: Mesh) -> PyTre
             )
 
     def place(path: Any, leaf: Any) -> NamedSharding:
+        if _text(path).startswith(f"variables/{PER_ENV}/"):
+            return NamedSharding(mesh, batch_spec(time_first=False))
         # A moment's path ends with its parameter's.
         name = next((_text(path[i:]) for i in range(len(path)) if _text(path[i:]) in parameters), None)
         return NamedSharding(mesh, P() if name is None else _leaf_spec(name, leaf.shape, settings, mesh.shape["fsdp"]))
@@ -101,18 +108,24 @@ def state_shardings(shapes: PyTree, settings: MeshSettings, mesh: Mesh) -> PyTre
     return jax.tree_util.tree_map_with_path(place, shapes)
 
 
-def shard_index() -> Array:
-    """Inside a shard_map over B: this shard's number, 0 .. D-1."""
-    return jax.lax.axis_index(AXES)
+def shard_index(mesh: Mesh) -> Array:
+    """Inside `over_batch`: this shard's number, 0 .. D-1."""
+    return jnp.zeros((), jnp.int32) if mesh.size == 1 else jax.lax.axis_index(AXES)
 
 
-def fold_shard(rngs: dict[str, Array]) -> dict[str, Array]:
-    """Inside a shard_map over B: keys that differ by shard."""
-    return {name: jax.random.fold_in(key, shard_index()) for name, key in rngs.items()}
+def fold_shard(rngs: dict[str, Array], mesh: Mesh) -> dict[str, Array]:
+    """Inside `over_batch`: keys that differ by shard."""
+    return {name: jax.random.fold_in(key, shard_index(mesh)) for name, key in rngs.items()}
 
 
 def over_batch(f: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`jax.shard_map` of `f`; values that every shard computes alike need no proof of it."""
+    """`jax.shard_map` of `f`; values that every shard computes alike need no proof of it.
+
+    One device has the whole batch, so there `f` is called as it is: less to trace, and it may be part of a program over
+    another mesh (the one of many seeds).
+    """
+    if mesh.size == 1:
+        return f
     return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
@@ -130,7 +143,7 @@ def bind_unroll(agent: Any, variables: PyTree, mesh: Mesh, pieces: int = 1) -> U
         def apply(inputs: PyTree, carry: PyTree, rngs: dict[str, Array]) -> Output:
             return agent.apply({"params": params, **variables}, inputs, carry, rngs=rngs)[0]
 
-        return in_pieces(apply, pieces, inputs, jax.tree.map(lambda x: x[0], carry), fold_shard(rngs))
+        return in_pieces(apply, pieces, inputs, jax.tree.map(lambda x: x[0], carry), fold_shard(rngs, mesh))
 
     batch = batch_spec()
     mapped = over_batch(local, mesh, (P(), P(), batch, batch, P()), batch)

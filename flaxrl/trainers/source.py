@@ -69,6 +69,13 @@ class Source(abc.ABC):
     def init(self, state: TrainState, key: Array) -> Data:
         """The source's data before the first iterate."""
 
+    def traced_init(self, state: TrainState, key: Array) -> Data:
+        """What `init` gives, as part of a larger program: what many seeds in one program need of a traceable source.
+
+        `config.num_seeds` and `config.sweep` call it inside `jax.vmap`, with a mesh of one device in Runtime.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define traced_init, which many seeds need")
+
     @abc.abstractmethod
     def sample(self, data: Data, state: TrainState, key: Array) -> tuple[Data, Trajectory, Metrics]:
         """The next trajectory, `[T, B, ...]`."""

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,22 @@ import numpy as np
 from flaxrl import processes, run_folder
 from flaxrl.compilation_cache import use_cache
 from flaxrl.envs.base import HostEnv
+from flaxrl.trainers.acting import EvaluationStopped
 from flaxrl.trainers.announcement import announcement
 from flaxrl.trainers.checkpoint import Checkpointer
 from flaxrl.trainers.clock import DeviceClock
-from flaxrl.trainers.evaluate import EvaluationStopped, Evaluator, held_here
+from flaxrl.trainers.evaluate import Evaluator, held_here
 from flaxrl.trainers.interrupt import Interrupt
-from flaxrl.trainers.metrics import MetricsBuffer, as_pairs, summed
 from flaxrl.trainers.peers import settle
 from flaxrl.trainers.plan import check
+from flaxrl.trainers.program import make_program
 from flaxrl.trainers.progress import Progress
-from flaxrl.trainers.setup import build_agent, env_factory, fold_in, init_state, run_key
-from flaxrl.trainers.sharding import bind_unroll
+from flaxrl.trainers.seeds_program import SeedsEvaluator
+from flaxrl.trainers.setup import build_agent, env_factory, fold_in, run_key
 from flaxrl.trainers.shared_folder import check_shared
-from flaxrl.trainers.skipped_steps import check_skipped
 from flaxrl.trainers.source import Data, Runtime, SourceStopped, iterate
-from flaxrl.trainers.update import make_update
 from flaxrl.trainers.writers import make_writers
-from flaxrl.types import Metrics, PyTree, TrainState
+from flaxrl.types import PyTree, TrainState
 
 
 class Trainer:
@@ -92,6 +92,8 @@ class Trainer:
             if not done:
                 self._save()
             self._checkpointer.wait()
+            for line in self._program.summary(self.last_metrics, self.state) if done else ():
+                self.progress.print(line)
             if not done:
                 self.progress.print(
                     f"{peers.stop_asked or 'stopped'}: saved at step {self.steps:,}; the same command goes on"
@@ -113,40 +115,35 @@ class Trainer:
         with contextlib.closing(env) if isinstance(env, HostEnv) else contextlib.nullcontext():
             self.spec = env.spec
         self.agent = build_agent(self.config, self.spec)
-        make_state = functools.partial(
-            init_state,
-            self.agent,
-            self.spec,
-            plan.optimizer,
-            plan.mesh_settings,
-            plan.mesh,
-            plan.seed,
-            plan.loss.uses_target,
-        )
-        self.state: TrainState = make_state()
-        self._key = run_key(plan.seed, "training")
         self.source = plan.source
+        self._program = make_program(plan, self.agent, self.spec, self.source)
+        self.state: TrainState = self._program.init_state()
+        self._key = run_key(plan.seed, "training")
         resources.callback(self.source.close)
         # One process's source cannot give up alone: the others' updates need its part of the batch.
         stop = self._stop if self._peers.count == 1 else lambda: False
         self.source.setup(Runtime(make_env, self.agent, plan.mesh, plan.seed, plan.progress, stop))
         self._checkpointer = Checkpointer(self.workdir / "checkpoints", plan.checkpoint.keep, plan.checkpoint.keep_best)
         resources.callback(self._checkpointer.close)
-        self.data: Data = self.source.init(self.state, jax.random.fold_in(self._key, 2**31 - 1))
+        self.data: Data = self._program.init_data(self.state)
         check_shared(self._folder, self._peers)
         self._restore()
+        call = self._program.make_call(self.state, self.data)
         # Only now, so that a config that cannot be set up does not claim the folder.
         self._peers.from_first(lambda: self._folder.match(self.config))
         check_shared(self._folder, self._peers)
         self._writers = make_writers(plan.log.writers, self.workdir, self.steps)
         resources.callback(self._writers.close)
         self._writers.write_hparams(run_folder.flatten(run_folder.plain(self.config)))
-        self._make_evaluator = functools.partial(Evaluator, make_env, self.agent, plan.eval, self._stop)
+        kind: Callable[..., Evaluator] = Evaluator
+        if plan.seeds is not None:
+            kind = functools.partial(SeedsEvaluator, plan.seeds)
+        self._make_evaluator = lambda: kind(make_env, self.agent, plan.eval, self._stop)
         self._evaluator: Evaluator | None = None
-        self._metrics = MetricsBuffer()
+        self._metrics = self._program.metrics()
         self._device_clock = DeviceClock()
         resources.callback(self._device_clock.close)
-        self._run_call = self._device_clock.timed(self._make_call())
+        self._run_call = self._device_clock.timed(call)
         self._log_seconds: float | None = None
         self.last_metrics: dict[str, float] = {}
         shown = contextlib.nullcontext(sys.stdout) if jax.process_index() == 0 else open(os.devnull, "w")  # noqa: SIM115
@@ -176,41 +173,6 @@ class Trainer:
             self.progress.print("nothing left to do: raise config.total_steps to go on")
 
     # -- one call --------------------------------------------------------------------------------------------------
-
-    def _make_call(self) -> Any:
-        """The jitted work of a call: all of `iterate` for a traceable source, else the update alone."""
-        plan = self.plan
-        agent, mesh = self.agent, plan.mesh
-        update = make_update(
-            plan.loss,
-            lambda variables, pieces=1: bind_unroll(agent, variables, mesh, pieces),
-            mesh,
-            learning_rate=plan.optimizer.learning_rate_at,
-            progress=plan.progress,
-            epochs=plan.learner.epochs,
-            minibatches=plan.learner.minibatches,
-            accumulation=plan.learner.accumulation,
-            target_period=plan.learner.target_period,
-        )
-        shardings = jax.tree.map(lambda x: x.sharding, self.state)
-        if not self.source.traceable:
-            return jax.jit(update, donate_argnums=(0,), out_shardings=(shardings, None))
-
-        def one(carry: tuple[TrainState, Data], _: None) -> tuple[tuple[TrainState, Data], Metrics]:
-            state, data = carry
-            key = jax.random.fold_in(self._key, state.updates)
-            state, data, metrics = iterate(self.source, update, state, data, key)
-            return (state, data), as_pairs(metrics)
-
-        def call(state: TrainState, data: Data) -> tuple[TrainState, Data, Metrics]:
-            if plan.updates_per_call == 1:
-                (state, data), metrics = one((state, data), None)
-                return state, data, metrics
-            (state, data), stacked = jax.lax.scan(one, (state, data), None, length=plan.updates_per_call)
-            return state, data, summed(stacked)
-
-        data_shardings = jax.tree.map(lambda x: x.sharding, self.data)
-        return jax.jit(call, donate_argnums=(0, 1), out_shardings=(shardings, data_shardings, None))
 
     def _call(self) -> None:
         """One dispatch: `updates_per_call` iterates."""
@@ -243,8 +205,7 @@ class Trainer:
         self._writers.flush()
         self._log_seconds = time.perf_counter() - now
         self.source.check(self.data)
-        share, in_row = metrics.get("loss/skipped", 0.0), self.state.skipped_in_row
-        check_skipped(share, updates, in_row, self.plan.learner, self.steps, self.progress.print)
+        self._program.check_skipped(metrics, updates, self.state, self.steps, self.progress.print)
 
     def _time_metrics(self) -> dict[str, float]:
         """What the device and the last log took; left out where nothing was timed."""
@@ -273,7 +234,9 @@ class Trainer:
             self._evaluator = self._make_evaluator()
             self._resources.callback(self._evaluator.close)
         try:
-            return self._evaluator.run(*model)
+            metrics = self._evaluator.run(*model)
+            self._evaluator.film(*model, self._writers, self.steps)
+            return metrics
         except EvaluationStopped:
             return None
 

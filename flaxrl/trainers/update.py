@@ -17,10 +17,14 @@ from flaxrl.losses.base import MINIBATCHES, Loss, Unroll
 from flaxrl.trainers.metrics import Pairs, as_pairs, summed, weighted
 from flaxrl.trainers.optimizer import set_learning_rate
 from flaxrl.trainers.sharding import AXES, batch_spec, over_batch, shard_index
+from flaxrl.trainers.statistics import Statistics
 from flaxrl.types import Array, PyTree, TrainState, Trajectory
 
 RNG_STREAMS = ("dropout", "noise")
 """Random streams that a model may ask for while it learns."""
+
+NO_STATISTICS = Statistics()
+"""Nothing but the parameters changes."""
 
 
 class UpdateOutput(struct.PyTreeNode):
@@ -49,6 +53,7 @@ def make_update(
     minibatches: int = 1,
     accumulation: int = 1,
     target_period: int | None = None,
+    statistics: Statistics = NO_STATISTICS,
 ) -> Update:
     """Builds the update.
 
@@ -66,6 +71,8 @@ def make_update(
         accumulation: pieces that the model runs over a minibatch in, one after another, within each shard. For memory:
             loss, gradient, metrics and priorities are those of the whole minibatch.
         target_period: optimizer steps between copies to the target network; None never copies.
+        statistics: what of the state's variables changes. Rewards are scaled before all else; observations are taken in
+            after the last minibatch, so that acting, `prepare` and every epoch see the same.
 
     Returns:
         A pure function, to be jitted by its caller.
@@ -85,14 +92,16 @@ def make_update(
         done = progress(state.updates)
         rate, now = learning_rate(done), loss.at(done)
         state = state.replace(opt_state=set_learning_rate(state.opt_state, rate))
-        prepared = now.prepare(bind(state.variables), state, trajectory.sanitized())
+        state, trajectory, scaling = statistics.scaled(state, trajectory.sanitized())
+        prepared = now.prepare(bind(state.variables), state, trajectory)
         batch = jax.lax.stop_gradient(prepared)
         step = functools.partial(gradient_step, now)
         if epochs * minibatches == 1 and not shuffle.steps:
             state, out = step(state, batch, key)
         else:
             state, out = _epochs(step, now, shuffle, state, batch, jax.random.split(key, epochs))
-        metrics = out.metrics | as_pairs({"loss/learning_rate": rate})
+        metrics = out.metrics | as_pairs({"loss/learning_rate": rate} | scaling)
+        state = statistics.observed(state, trajectory.inputs)
         return state.replace(updates=state.updates + 1), out.replace(metrics=metrics)
 
     return update
@@ -203,7 +212,7 @@ class _Shuffle:
         return over_batch(self._split, self.mesh, (batch_spec(), P()), P(None, None, AXES))(batch, key)
 
     def _permutation(self, rows: int, key: Array) -> Array:
-        return jax.random.permutation(jax.random.fold_in(key, shard_index()), rows)
+        return jax.random.permutation(jax.random.fold_in(key, shard_index(self.mesh)), rows)
 
     def _split(self, batch: Any, key: Array) -> Any:
         if self.steps:

@@ -6,7 +6,6 @@ A writer has clu's method names; name your own in the config as 'package.module:
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -18,8 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from flaxrl import build
-
-_GIF_MS = 50  # a frame; 20 frames/s, about a 60 Hz game seen at every third or fourth frame
+from flaxrl.trainers.clips import encode_gif
 
 
 class Writer(Protocol):
@@ -239,25 +237,6 @@ def _number(name: str, value: Any) -> int | float | bool | None:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     raise ValueError(f"metric {name!r} must be a number; it is {type(value).__name__} {value!r:.60}")
-
-
-def encode_gif(clip: np.ndarray) -> bytes:
-    """An endless animated GIF.
-
-    Args:
-        clip: uint8 `[T, H, W, C]`, C = 1 (grey) or 3 (RGB).
-
-    Raises:
-        ValueError: another type or shape.
-    """
-    from PIL import Image
-
-    if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] not in (1, 3) or not clip.shape[0]:
-        raise ValueError(f"a clip must be uint8 [T, H, W, C] with C = 1 or 3; it is {clip.dtype} {clip.shape}")
-    frames = [Image.fromarray(f[..., 0] if f.shape[-1] == 1 else f) for f in clip]
-    output = io.BytesIO()
-    frames[0].save(output, format="GIF", save_all=True, append_images=frames[1:], duration=_GIF_MS, loop=0)
-    return output.getvalue()
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxrl.envs.base import AutoReset, HostEnv, JaxEnv
-from flaxrl.envs.spec import Discrete, EnvSpec, MultiDiscrete
+from flaxrl.envs.spec import Discrete, EnvSpec, MultiDiscrete, env_action
 from flaxrl.types import FIRST, LAST, MID, Timestep
 
 Rows = list[Timestep]
@@ -77,7 +77,7 @@ def check_host_env(
         rows = [env.reset(seed)]
         copies = [_numpy(rows[0])]
         for t in range(steps):
-            rows.append(env.step(_where_last(copies[-1], other[t], actions[t])))
+            rows.append(env.step(env_action(spec.action, _where_last(copies[-1], other[t], actions[t]))))
             copies.append(_numpy(rows[-1]))
         kept.extend(zip(rows, copies, strict=True))
         return copies
@@ -102,7 +102,7 @@ def _check_rows_writable(make: Callable[[], HostEnv], rows: Rows, steps: int) ->
         _assert_same(row, rows[t], "a new env, or one whose rows were overwritten, answers otherwise")
         for leaf in jax.tree.leaves(row):
             leaf[...] = 0
-        row = env.step(actions[t])
+        row = env.step(env_action(env.spec.action, actions[t]))
     env.close()
 
 

@@ -91,6 +91,16 @@ def _ask(output: Output, draws: int) -> dict[str, Any]:
     }
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _expectations(output: Output, draws: int) -> dict[str, Any]:
+    """Entropy, and KL to the policy of the next row of B, each with the terms whose mean over draws estimates it."""
+    policy, other = output.policy, jax.tree.map(lambda x: jnp.roll(x, 1, axis=1), output).policy
+    actions = policy.sample(seed=jax.random.key(4), sample_shape=(draws,))
+    log_prob = jax.vmap(policy.log_prob)(actions)
+    ratio = log_prob - jax.vmap(other.log_prob)(actions)
+    return {"entropy": (policy.entropy(), -log_prob), "KL": (policy.kl_divergence(other), ratio)}
+
+
 @jax.jit
 def _log_prob(output: Output, action: Any) -> Any:
     return output.policy.log_prob(action)
@@ -110,6 +120,7 @@ def _check_policy(output: Output, spec: ActionSpec) -> None:
         assert x.shape == (T, B, *spec.shape), f"{what} has shape {x.shape}; actions are {spec}"
         integer = jnp.issubdtype(x.dtype, jnp.integer)
         assert integer != isinstance(spec, Box), f"{what} is {x.dtype}; actions are {spec}"
+        assert x.dtype == spec.dtype, f"{what} is {x.dtype}; the env's actions are stored as {np.dtype(spec.dtype)}"
     for x, what in ((log_prob, "log_prob"), (said["entropy"], "entropy")):
         assert x.shape == (T, B), f"{what} has shape {x.shape}, not [T, B]: one number a row"
         assert np.isfinite(x).all(), f"{what} is not finite"
@@ -117,6 +128,14 @@ def _check_policy(output: Output, spec: ActionSpec) -> None:
     if not isinstance(spec, Box):
         assert (np.asarray(said["best"]) >= np.max(said["log_prob"], axis=0) - 1e-5).all(), "a sample beats the mode"
     np.testing.assert_allclose(said["kl"], 0, atol=1e-5, err_msg="KL of a policy to itself")
+    hash(output.make_policy)
+    draws = 2000
+    for name, (told, terms) in _expectations(output, draws).items():
+        bound = 6 * np.std(terms, axis=0) / draws**0.5 + 1e-3
+        assert told.shape == (T, B), f"{name} has shape {told.shape}, not [T, B]: one number a row"
+        assert (np.abs(told - np.mean(terms, axis=0)) < bound).all(), (
+            f"{name} is not the expectation that it stands for"
+        )
 
     def near(x: Any, y: Any, how: str) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6, err_msg=f"log_prob of a policy {how}")
@@ -130,7 +149,7 @@ def _check_policy(output: Output, spec: ActionSpec) -> None:
 def _check_gradient(head: nn.Module, variables: Any, x: Any) -> None:
     def f(variables: Any) -> Any:
         output: Any = head.apply(variables, x, None)
-        action = jax.lax.stop_gradient(output.policy.mode())
+        action = jax.lax.stop_gradient(output.policy.sample(seed=jax.random.key(5)))  # a Gaussian's mode has none
         return jnp.mean(output.policy.log_prob(action)) + jnp.mean(output.policy.entropy())
 
     grads = jax.tree.leaves(jax.jit(jax.grad(f))(variables))

@@ -9,10 +9,13 @@ from env_contract import check_host_env, check_jax_env, check_rows
 
 from flaxrl.envs.atari import Atari
 from flaxrl.envs.fake import Counting, HostScripted, Memory, Scripted
+from flaxrl.envs.gymnasium import Gymnasium
 from flaxrl.envs.gymnax import Gymnax
 from flaxrl.envs.jumanji import Jumanji
 from flaxrl.envs.next_step import NextStepRows
 from flaxrl.types import FIRST, LAST
+
+MODULE = "tests.envs.gymnasium_envs"
 
 JAX_ENVS = {
     "scripted": Scripted(),
@@ -64,6 +67,14 @@ HOST_ENVS = {
         sticky_actions=0.25,
         env_threads=1,
     ),
+    "cartpole": lambda: Gymnasium(num_envs=3, max_steps=12),
+    "cartpole_vectorized": lambda: Gymnasium(num_envs=3, vectorized=True, max_steps=12),
+    "pendulum": lambda: Gymnasium(num_envs=2, id="Pendulum-v1", max_steps=7),
+    "gymnasium_same_step": lambda: Gymnasium(num_envs=3, id=f"{MODULE}:TestClock-v0", autoreset="same_step"),
+    "gymnasium_disabled": lambda: Gymnasium(num_envs=3, id=f"{MODULE}:TestClock-v0", autoreset="disabled"),
+    "gymnasium_own_vector": lambda: Gymnasium(num_envs=3, id=f"{MODULE}:TestSameStep-v0", vectorized=True),
+    "gymnasium_start": lambda: Gymnasium(num_envs=2, id=f"{MODULE}:TestStartsAtTen-v0"),
+    "gymnasium_workers": lambda: Gymnasium(num_envs=3, id=f"{MODULE}:TestClock-v0", workers=2),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 from head_contract import check_head
@@ -12,10 +13,16 @@ from head_contract import check_head
 from flaxrl.build import REGISTRY, build, config_for
 from flaxrl.envs.spec import Box, Discrete, MultiDiscrete
 from flaxrl.errors import ConfigError
-from flaxrl.models.heads import categorical, mask_logits
+from flaxrl.models.distributions import Gaussian, categorical, mask_logits
 from flaxrl.types import Output
 
-SPECS = (Discrete(4), Discrete(3, start=1), MultiDiscrete((3, 4)), Box((-1.0, -2.0), (1.0, 2.0)))
+SPECS = (
+    Discrete(4),
+    Discrete(3, start=1),
+    MultiDiscrete((3, 4)),
+    Box((-1.0, -2.0), (1.0, 2.0)),
+    Box((-np.inf, -1.0), (np.inf, np.inf)),
+)
 HEADS = [name for name, path in REGISTRY.items() if path.startswith("flaxrl.models.heads:")]
 
 
@@ -31,6 +38,15 @@ def test_head(name):
         check_head(head, spec)
         checked += 1
     assert checked, f"{name} takes none of {SPECS}"
+
+
+@pytest.mark.parametrize("fields", [{}, {"distribution": "tanh_gaussian"}], ids=["gaussian", "tanh_gaussian"])
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_policy_value_on_boxes(fields, state_dependent_std):
+    for spec in SPECS:
+        if isinstance(spec, Box):
+            block = config_for("policy_value", state_dependent_std=state_dependent_std, **fields)
+            check_head(build(block, action_spec=spec), spec)
 
 
 class Broken(nn.Module):
@@ -75,6 +91,39 @@ class Broken(nn.Module):
 def test_broken_heads_are_caught(rule, message):
     with pytest.raises(AssertionError, match=message):
         check_head(Broken(rule), Discrete(4))
+
+
+class HalfEntropy(Gaussian):
+    def entropy(self) -> Any:
+        return super().entropy() / 2
+
+
+class HalfKL(Gaussian):
+    def kl_divergence(self, other: Any) -> Any:
+        return super().kl_divergence(other) / 2
+
+
+class BrokenGaussian(nn.Module):
+    """A head with a distribution of the test's."""
+
+    make: Any
+
+    @nn.compact
+    def __call__(self, x: Any, action_mask: Any) -> Any:
+        params = {"mean": nn.Dense(2, name="a")(x), "log_std": nn.Dense(2, name="b")(x)}
+        return Output(policy_params=params, make_policy=self.make)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(HalfEntropy, "entropy is not"), (HalfKL, "KL is not"), (Gaussian, None)]
+)
+def test_sums_over_components_are_checked(make, message):
+    spec = Box((-1.0, -2.0), (1.0, 2.0))
+    if message is None:
+        check_head(BrokenGaussian(make), spec)
+        return
+    with pytest.raises(AssertionError, match=message):
+        check_head(BrokenGaussian(make), spec)
 
 
 def test_the_broken_head_is_fine_otherwise():

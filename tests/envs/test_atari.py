@@ -1,3 +1,4 @@
+import contextlib
 import os
 import subprocess
 import sys
@@ -214,3 +215,40 @@ def test_constructing_imports_no_suite():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("game", ["pong", "breakout"])
+def test_the_screen_is_that_of_the_game(game: str) -> None:
+    """In colour, of game 0 of several, sticky actions and all: scaled down and greyed it is the last frame seen."""
+    from PIL import Image
+
+    env = Atari(num_envs=2, game=game, sticky_actions=0.5, max_frames=400, noop_max=8, fire_reset=True)
+    env.prepare_render()
+    random = np.random.default_rng(0)
+    with contextlib.closing(env):
+        timestep = env.reset(5)
+        ended = 0
+        for _ in range(130):
+            timestep = env.step(random.integers(env.spec.mask_size, size=2))
+            ended += int(timestep.step_type[0] == LAST)
+        screen = env.render()
+        assert (screen.dtype, screen.shape) == (np.uint8, (210, 160, 3)) and ended >= 1
+        grey = np.asarray(Image.fromarray(screen).convert("L").resize((84, 84), Image.Resampling.BOX), float)
+        assert (
+            np.abs(grey - timestep.observation[0, -1]).mean() < 3 < np.abs(grey - timestep.observation[0, -1].T).mean()
+        )
+        env.reset(5)
+        assert (env.render() != screen).any()
+
+
+def test_a_copy_that_leaves_the_game_is_an_error() -> None:
+    env = Atari(num_envs=1, game="pong", noop_max=0)
+    with pytest.raises(RuntimeError, match="before Atari"):
+        env.render()
+    env.prepare_render()
+    with contextlib.closing(env):
+        env.reset(5)
+        assert env._screen is not None
+        env._screen._env.step(np.zeros(1, np.int32))
+        with pytest.raises(RuntimeError, match="the copy of the game that is filmed left it"):
+            env.step(np.zeros(1, np.int32))

@@ -147,7 +147,7 @@ def test_a_missing_package_gives_the_install_command(monkeypatch):
 
 def test_the_agent_sees_the_observed_components_alone():
     """CartPole without velocities: components 0 and 2 of the same episode."""
-    part, whole = (_play(Gymnax("CartPole-v1", **fields), 12) for fields in ({"observed": (0, 2)}, {}))
+    part, whole = (_play(Gymnax("CartPole-v1", observed=observed), 12) for observed in ((0, 2), None))
     np.testing.assert_array_equal(part.observation, whole.observation[..., [0, 2]])
     assert Gymnax("CartPole-v1", observed=(0, 2)).spec.observation.shape == (2,)
 

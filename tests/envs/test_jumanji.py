@@ -28,7 +28,7 @@ CLEANER = {
 }
 
 
-def _small_maze(**fields: Any) -> Jumanji:
+def _small_maze(**fields) -> Jumanji:
     """3 x 3 cells: the goal is 4 moves away."""
     return Jumanji("maze-empty", kwargs={"size": 3}, **fields)
 
@@ -115,11 +115,11 @@ def test_it_plays_what_jumanji_plays(game):
     """The same key and actions give the rewards, masks and ends of Jumanji's own env, its discount at a limit apart."""
     import jumanji
 
-    limit = None if game == "game2048" else 12
-    env = Jumanji(game, max_steps=limit)
+    limit: Any = {} if game == "game2048" else {"max_steps": 12}
+    env = Jumanji(game, **limit)
     own: Any = jumanji.make({"maze": "Maze-v0", "snake": "Snake-v1"}.get(game, "Game2048-v1"))
     if limit:
-        own = type(own)(time_limit=limit)
+        own = type(own)(time_limit=12)
     key = jax.random.key(5)
     state, _, mask = jax.jit(env.reset)(key)
     own_state, own_step = jax.jit(own.reset)(jax.random.key_data(key))

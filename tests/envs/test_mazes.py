@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from flaxrl.envs.jumanji import Jumanji
-from flaxrl.envs.mazes import GOALS, ROWS, STARTS, FixedGenerator, empty_maze, fixed_maze
+from flaxrl.envs.mazes import GOALS, ROWS, STARTS, empty_maze, fixed_maze
 from flaxrl.errors import ConfigError
 
 
@@ -34,8 +35,7 @@ def _starts(env, number: int = 200):
 
 
 def test_the_fixed_maze_can_be_solved_from_every_start():
-    generator = fixed_maze().generator
-    assert isinstance(generator, FixedGenerator)
+    generator: Any = fixed_maze().generator
     walls = generator.walls
     assert walls.shape == (10, 10) and walls.sum() == sum(row.count("1") for row in ROWS)
     assert walls[0].tolist() == [False, False, True, False, False, True, False, True, True, False]

@@ -260,4 +260,4 @@ def test_a_head_without_a_value_is_refused():
     )
     state: Any = type("State", (), {"params": None})
     with pytest.raises(ValueError, match="policy_value"):
-        PPO().prepare(lambda *_: Output(), state, trajectory)
+        PPO().prepare(lambda params, batch, rngs=None: Output(), state, trajectory)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from flaxrl.envs.spec import Box, Discrete, MultiDiscrete
 from flaxrl.errors import ConfigError
@@ -149,6 +150,50 @@ def test_last_action_and_reward_reach_the_model():
     np.testing.assert_allclose(apply(inputs) - zero, one_hot + reward, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("core", CORES)
+def test_a_value_torso_is_a_network_of_its_own(core):
+    """Acting row by row is unrolling; the policy sees nothing of the value's parameters, nor the reverse."""
+    agent = agent_of(core, value_torso=MLP((7,)), use_last_reward=True)
+    rng = np.random.default_rng(3)
+    inputs = unroll_inputs(extras=True)
+    shapes = jax.eval_shape(agent.init, jax.random.key(0), inputs, None)
+    variables = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    parameters = variables["params"]
+    assert parameters["torso"]["Dense_0"]["kernel"].shape == (3, 6)
+    assert parameters["value_torso"]["Dense_0"]["kernel"].shape == (3, 7)
+    assert ("value_core" in parameters) == ("core" in parameters) == (core != "feed_forward")
+    carry = agent.apply(variables, B, method="initial_carry")
+    assert len(carry) == 2 and jax.tree.structure(carry[0]) == jax.tree.structure(carry[1])
+    learned, end = jax.jit(agent.apply)(variables, inputs, carry)
+    values, log_prob, action = [], [], []
+    for t in range(T):
+        a, p, output, carry = acting(agent, True)(variables, row(inputs, t), carry, context(), jax.random.key(t))
+        values.append(output.value)
+        log_prob.append(p)
+        action.append(a)
+    np.testing.assert_allclose(jnp.stack(values), learned.value, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jnp.stack(log_prob), learned.policy.log_prob(jnp.stack(action)), rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), carry, end)
+
+    def reached(f: Any) -> set[str]:
+        grads = jax.jit(jax.grad(lambda v: jnp.sum(f(agent.apply(v, inputs, None)[0]))))(variables)["params"]
+        return {k for k, g in grads.items() if k != "head" and any(np.any(x) for x in jax.tree.leaves(g))}
+
+    own = {k for k in ("torso", "core") if k in parameters}
+    assert reached(lambda output: output.value) == {f"value_{k}" for k in own}
+    assert reached(lambda output: output.policy.entropy()) == own
+
+
+class TwoArguments(nn.Module):
+    def __call__(self, x: Any, action_mask: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_value_torso_needs_a_head_that_takes_it():
+    with pytest.raises(ConfigError, match=r"Agent.value_torso needs a head .* such as policy_value: TwoArguments does"):
+        Agent(MLP(), FeedForward(), TwoArguments(), Sampled(), SPEC, value_torso=MLP())
+
+
 @pytest.mark.parametrize("xp", [np, jnp])
 def test_agent_input(xp):
     """On FIRST rows the last action is 0, as the reward is; without the fields the model sees neither."""
@@ -178,6 +223,8 @@ def test_encode_action():
     assert encode_action(jnp.array([[[1, 2]]]), MultiDiscrete((2, 3))).tolist() == [[[0, 1, 0, 0, 1]]]
     boxed = encode_action(jnp.array([[[0.5, -2.0]]]), Box((-3.0, -3.0), (3.0, 3.0)))
     assert boxed.tolist() == [[[0.5, -2.0]]] and boxed.dtype == jnp.float32
+    unbounded = encode_action(jnp.array([[[50.0, -2.0]]]), Box((-np.inf, -1.0), (np.inf, np.inf)))
+    assert unbounded.tolist() == [[[50.0, -2.0]]]
 
 
 def test_wrong_ranks_and_fields_are_refused():

@@ -1,4 +1,4 @@
-"""Masked categorical policies (values and gradients) and the policy-value head."""
+"""The policy-value head: its parameters, and the policy that each action space gets."""
 
 from __future__ import annotations
 
@@ -8,88 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden import close, vector, vectors
 
-from flaxrl.envs.spec import Box, Discrete
+from flaxrl.envs.spec import Box, Discrete, MultiDiscrete
 from flaxrl.errors import ConfigError
-from flaxrl.models.heads import PolicyValue, categorical, mask_logits
-
-
-def policy_of(logits: Any, mask: Any) -> Any:
-    return categorical(mask_logits(jnp.asarray(logits, jnp.float32), None if mask is None else jnp.asarray(mask)))
-
-
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize("v", vectors("masked_categorical"))
-def test_golden_values_and_gradients(v, jit):
-    mask, action, expected = v["inputs"]["mask"], v["inputs"]["action"], v["expected"]
-    wrap = jax.jit if jit else lambda f: f
-
-    def entropy(x: Any) -> Any:
-        return policy_of(x, mask).entropy()
-
-    def log_prob(x: Any) -> Any:
-        return policy_of(x, mask).log_prob(action)
-
-    logits = jnp.asarray(v["inputs"]["logits"])
-    close(wrap(lambda x: policy_of(x, mask).probs)(logits), expected["probs"], v)
-    for f, name in ((entropy, "entropy"), (log_prob, "log_prob")):
-        value, grad = wrap(jax.value_and_grad(f))(logits)
-        close(value, expected[name], v)
-        close(grad, expected[f"grad_{name}"], v)
-    assert wrap(lambda x: policy_of(x, mask).mode())(logits) == expected["greedy_action"]
-
-
-def test_one_legal_action_is_certain():
-    """Exactly: entropy 0, log-probability 0, no gradient."""
-    logits, mask = jnp.array([-3.0, 8.0, 8.0]), [1, 0, 0]
-    f = jax.value_and_grad(lambda x: policy_of(x, mask).entropy() + policy_of(x, mask).log_prob(0))
-    value, grad = f(logits)
-    assert value == 0 and grad.tolist() == [0, 0, 0]
-
-
-def test_golden_kl():
-    v = vector("kl_masked")
-    p, q, mask = (v["inputs"][k] for k in ("logits_p", "logits_q", "mask"))
-
-    def kl(p: Any, q: Any) -> Any:
-        return policy_of(p, mask).kl_divergence(policy_of(q, mask))
-
-    p, q = jnp.asarray(p), jnp.asarray(q)
-    value, grads = jax.value_and_grad(kl, argnums=(0, 1))(p, q)
-    close(value, v["expected"]["kl_p_q"], v)
-    close(kl(p, p), v["expected"]["kl_p_p"], v)
-    assert np.isfinite(grads).all() and grads[0][2] == grads[1][2] == 0
-
-
-@pytest.mark.parametrize("dtype", [bool, np.int8, np.float32])
-def test_a_row_without_a_legal_action_counts_as_all_legal(dtype):
-    logits = jnp.array([[1.0, 2.0, 0.5]] * 2)
-    mask = np.array([[0, 0, 0], [1, 1, 0]], dtype)
-
-    def f(x: Any) -> Any:
-        policy = policy_of(x, mask)
-        return jnp.sum(policy.entropy()) + jnp.sum(policy.log_prob(jnp.array([2, 1])))
-
-    np.testing.assert_array_equal(policy_of(logits, mask).probs[0], policy_of(logits, None).probs[0])
-    assert policy_of(logits, mask).probs[1, 2] == 0
-    value, grad = jax.jit(jax.value_and_grad(f))(logits)
-    assert np.isfinite(value) and np.isfinite(grad).all() and grad[0, 2] != 0 and grad[1, 2] == 0
-
-
-def test_illegal_actions_are_never_sampled():
-    policy = policy_of([1.0, 50.0, 2.0, 50.0], [1, 0, 1, 0])
-    drawn = policy.sample(seed=jax.random.key(0), sample_shape=(10_000,))
-    counts = np.bincount(drawn, minlength=4)
-    assert counts[1] == counts[3] == 0
-    np.testing.assert_allclose(counts[0] / 10_000, 1 / (1 + np.e), atol=0.02)
-
-
-def test_any_legal_logit_beats_an_illegal_one():
-    """A large negative number in place of -inf would lose to this one."""
-    policy = policy_of([-1e30, 5.0], [1, 0])
-    assert policy.mode() == 0 and policy.log_prob(0) == 0 and policy.probs.tolist() == [1, 0]
-    assert not policy.sample(seed=jax.random.key(0), sample_shape=(1000,)).any()
+from flaxrl.models.distributions import MakeMultiCategorical, bounded
+from flaxrl.models.heads import PolicyValue
 
 
 def head_output(mask: Any = None, dtype: Any = jnp.float32, **fields: Any) -> Any:
@@ -125,7 +48,21 @@ def test_scales_of_the_initialisers():
 @pytest.mark.parametrize(
     ("spec", "fields", "message"),
     [
-        (Box((-1.0,), (1.0,)), {}, "policy_value is for Discrete actions"),
+        (
+            Box((-1.0,), (1.0,)),
+            {"distribution": "categorical"},
+            "distribution = 'categorical' does not fit actions Box; set it to 'gaussian' or 'tanh_gaussian', or None",
+        ),
+        (Discrete(2), {"distribution": "gaussian"}, r"does not fit actions Discrete\(n=2.*; set it to 'categorical'"),
+        (
+            MultiDiscrete((2, 3)),
+            {"distribution": "tanh_gaussian"},
+            r"does not fit actions MultiDiscrete\(nvec=\(2, 3\)",
+        ),
+        (None, {"distribution": "gausian"}, "PolicyValue.distribution = 'gausian' is unknown; did you mean 'gaussian'"),
+        (Box((-1.0, 2.0), (1.0, 2.0)), {"distribution": "tanh_gaussian"}, r"dimension 1 of the action has \[2, 2\]"),
+        (None, {"log_std_init": 3.0}, r"PolicyValue.log_std_init = 3.0 must be >= -10 and <= 2"),
+        (None, {"log_std_min": float("nan")}, r"PolicyValue.log_std_min = nan must be >= -40 and <= 40"),
         (Discrete(2), {"policy_scale": -1.0}, "PolicyValue.policy_scale = -1.0 must be >= 0"),
         (Discrete(2), {"value_scale": float("nan")}, "PolicyValue.value_scale"),
     ],
@@ -133,3 +70,80 @@ def test_scales_of_the_initialisers():
 def test_bad_fields(spec, fields, message):
     with pytest.raises(ConfigError, match=message):
         PolicyValue(spec, **fields)
+
+
+X = np.random.default_rng(2).normal(size=(3, 2, 16)).astype(np.float32)
+BOX = Box((-1.0, -2.0), (1.0, np.inf))
+
+
+def outputs(spec: Any, mask: Any = None, **fields: Any) -> Any:
+    return PolicyValue(spec, **fields).init_with_output(jax.random.key(0), X, mask)
+
+
+def test_joined_masks_of_components():
+    """Each component by itself: one without a legal action counts as all-legal, beside one that is masked."""
+    spec = MultiDiscrete((2, 3))
+    free, _ = outputs(spec)
+    masked, _ = outputs(spec, jnp.broadcast_to(jnp.array([False, False, True, False, True]), (3, 2, 5)))
+    assert free.policy_params.shape == (3, 2, 5) and free.make_policy == MakeMultiCategorical((2, 3))
+    np.testing.assert_array_equal(masked.policy_params[..., [0, 1, 2, 4]], free.policy_params[..., [0, 1, 2, 4]])
+    assert (masked.policy_params[..., 3] == -np.inf).all()
+
+
+def test_a_free_deviation_is_a_parameter():
+    output, variables = outputs(BOX, log_std_init=-0.5)
+    assert variables["params"]["log_std"].tolist() == [-0.5, -0.5]
+    assert output.policy_params["log_std"].shape == output.policy_params["mean"].shape == (3, 2, 2)
+    assert (output.policy_params["log_std"] == -0.5).all()
+    assert output.policy.log_prob(output.policy.mode()).shape == (3, 2)
+
+
+def test_a_deviation_of_the_state():
+    output, variables = outputs(BOX, log_std_init=-0.5, state_dependent_std=True, policy_scale=0.1)
+    layer = variables["params"]["log_std"]
+    assert layer["kernel"].shape == (16, 2) and layer["bias"].tolist() == [-0.5, -0.5]
+    np.testing.assert_allclose(layer["kernel"].T @ layer["kernel"], 0.01 * np.eye(2), atol=1e-6)
+    spread = np.asarray(output.policy_params["log_std"])
+    assert 0 < np.abs(spread + 0.5).max() < 1 and np.ptp(spread) > 0
+
+
+def test_bounds_of_the_deviation():
+    """Out of bounds the deviation is the bound's, and only a step that leads back has a gradient."""
+    head = PolicyValue(BOX, log_std_min=-1.0, log_std_max=1.0)
+    _, variables = head.init_with_output(jax.random.key(0), X, None)
+    variables["params"]["log_std"] = jnp.array([3.0, -3.0])
+    output: Any = head.apply(variables, X, None)
+    np.testing.assert_array_equal(output.policy_params["log_std"][0, 0], [1.0, -1.0])
+
+    def gradient(x: Any, sign: float) -> Any:
+        return jax.grad(lambda x: sign * jnp.sum(bounded(x, -1.0, 1.0)))(jnp.array(x)).tolist()
+
+    assert gradient([3.0, -3.0, 0.5, 1.0], 1.0) == [1, 0, 1, 1]  # descent lowers x
+    assert gradient([3.0, -3.0, 0.5, 1.0], -1.0) == [0, -1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "distribution"), [(BOX, None), (BOX, "tanh_gaussian"), (MultiDiscrete((2, 3)), None), (Discrete(2), None)]
+)
+def test_outputs_made_twice_compile_once(spec, distribution):
+    """The builder of a new trace equals that of the one before."""
+    traces = 0
+
+    @jax.jit
+    def ask(output: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return output.policy.entropy()
+
+    for scale in (0.1, 0.2):
+        ask(outputs(spec, policy_scale=scale, distribution=distribution)[0])
+    assert traces == 1
+
+
+def test_the_value_may_have_features_of_its_own():
+    head = PolicyValue(Discrete(4))
+    v = np.ones((3, 2, 5), np.float32)
+    output, variables = head.init_with_output(jax.random.key(0), X, None, value_features=v)
+    kernel: Any = variables["params"]["value"]["kernel"]
+    assert kernel.shape == (5, 1)
+    np.testing.assert_allclose(output.value, np.full((3, 2), kernel.sum()), rtol=1e-5)

@@ -121,6 +121,24 @@ def test_bytes_alone_are_scaled() -> None:
     assert torsos.pixel_scale(jnp.zeros(1)) == torsos.pixel_scale(jnp.zeros(1, bool)) == 1
 
 
+@pytest.mark.parametrize(
+    ("x", "flat"),
+    [
+        (np.array([0, 51, 255], np.uint8), [[0], [0.2], [1]]),
+        (np.array([[[True], [False]]]), [[1, 0]]),
+        (np.array([[[-7, 300]]], np.int32), [[-7, 300]]),
+        (np.array([[2.5, -1.0]]), [[2.5, -1]]),
+    ],
+    ids=["bytes", "bool", "int", "float"],
+)
+def test_an_mlp_flattens_any_array(x: Any, flat: Any) -> None:
+    if x.dtype == np.float64:
+        x = x.astype(np.float32)
+    y: Any = torsos.MLP(()).apply({}, x)
+    np.testing.assert_allclose(y, flat, rtol=1e-6)
+    assert y.dtype == jnp.float32
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_constant_images(dtype: str) -> None:
     module = torsos.NatureCNN(hidden=16, dtype=dtype)

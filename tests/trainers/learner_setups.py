@@ -16,6 +16,7 @@ from flaxrl.losses.vtrace import VTrace
 from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.setup import init_state
 from flaxrl.trainers.sharding import bind_unroll, make_mesh, to_global
+from flaxrl.trainers.statistics import RewardScaling, Statistics
 from flaxrl.trainers.update import make_update
 from flaxrl.types import FIRST, LAST, MID, AgentInput, Trajectory
 
@@ -64,17 +65,22 @@ def learner(
     fsdp: int = 1,
     rules: tuple = KERNELS,
     loss: Loss = VTRACE,
+    reward_scaling: RewardScaling | None = None,
+    batch: int = 8,
     **settings: Any,
 ) -> tuple[Any, Any, Any]:
-    """First state, the jitted update as a Trainer runs it (donation included), and the mesh."""
+    """First state, the jitted update as a Trainer runs it (donation included), and the mesh; `batch` is B."""
     mesh_settings, mesh = mesh_of(data, fsdp, rules)
-    state = init_state(agent, spec, optimizer, mesh_settings, mesh, seed=0, target=False)
+    statistics = Statistics(agent, reward_scaling)
+    collections = statistics.start(batch)
+    state = init_state(agent, spec, optimizer, mesh_settings, mesh, seed=0, target=False, collections=collections)
     update = make_update(
         loss,
         lambda variables, pieces=1: bind_unroll(agent, variables, mesh, pieces),
         mesh,
         learning_rate=optimizer.learning_rate_at,
         progress=progress,
+        statistics=statistics,
         **settings,
     )
     shardings = jax.tree.map(lambda x: x.sharding, state)

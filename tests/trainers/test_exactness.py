@@ -38,6 +38,14 @@ def steps(updates: int) -> Any:
     return config
 
 
+def normalised(updates: int) -> Any:
+    """Running statistics of observations and returns, over episodes that unrolls cut; B over four devices."""
+    learner = config_for("learner", epochs=2, minibatches=2, reward_scaling=0.9)
+    config = _run(updates, learner=learner, mesh=config_for("mesh", data=4))
+    config.model.normalize_observations = True
+    return config
+
+
 def game(updates: int) -> Any:
     """A gymnax game, whose env states hold more than Scripted's; inputs with last action and reward."""
     config = _run(updates, env=config_for("gymnax", game="Catch-bsuite"), core=config_for("gru", features=8))
@@ -61,7 +69,7 @@ def told(workdir: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     "config",
-    [recurrent, sharded, *[pytest.param(f, marks=pytest.mark.slow) for f in (steps, game)]],
+    [recurrent, sharded, normalised, *[pytest.param(f, marks=pytest.mark.slow) for f in (steps, game)]],
     ids=lambda f: f.__name__,
 )
 def test_resumed_is_uninterrupted(tmp_path: Path, config: Any) -> None:
@@ -71,6 +79,7 @@ def test_resumed_is_uninterrupted(tmp_path: Path, config: Any) -> None:
     parts = train(config(8), tmp_path / "parts")
     assert int(parts.state.updates) == 8 and parts.steps == 256
     assert_same(parts.state, whole.state)
+    assert bool(parts.state.variables) == (config is normalised)
     assert_same(parts.data, whole.data)
     ours, theirs = told(tmp_path / "parts"), told(tmp_path / "whole")
     assert [line["step"] for line in ours] == [64, 128, 192, 256]

@@ -15,7 +15,7 @@ import pytest
 import flaxrl
 from flaxrl import ConfigError, config_for
 from flaxrl.types import FIRST, MID, AgentInput
-from tests.small_runs import host_config, small_config, train
+from tests.small_runs import assert_same, host_config, small_config, train
 
 SEQUENCE = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 
@@ -116,6 +116,26 @@ def test_the_run_may_have_had_other_devices(workdir: Path, tmp_path: Path) -> No
     agent = flaxrl.load(tmp_path / "copy")
     assert agent.act(SEQUENCE[0]) == flaxrl.load(workdir).act(SEQUENCE[0])
     assert agent.step == 16 and agent.config.mesh.data == 64
+
+
+def test_observations_are_normalised_as_in_the_run(tmp_path: Path) -> None:
+    """With the run's statistics, as a checkpoint keeps them, and whatever else `variables` hold."""
+    config = small_config(2, learner=config_for("learner", reward_scaling=0.9))
+    config.model.normalize_observations = True
+    trainer = train(config, tmp_path)
+    agent = flaxrl.load(tmp_path)
+    assert_same(agent.variables, trainer.state.variables)
+    moments = agent.variables["statistics"]["normalizer"]["observation"]
+    agent.params["head"]["policy"]["kernel"] *= 1000.0
+    plain = agent.agent.clone(normalize_observations=False)
+    inputs = AgentInput((SEQUENCE - moments.mean) / np.sqrt(moments.variance), np.full(12, FIRST, np.int8))
+
+    def greedy(model: Any, variables: Any, inputs: AgentInput) -> Any:
+        return model.apply(variables, inputs, None, None, method="act")[0].tolist()
+
+    expected = greedy(plain, {"params": agent.params}, inputs)
+    assert agent.act(SEQUENCE).tolist() == expected
+    assert expected != greedy(plain, {"params": agent.params}, inputs.replace(observation=SEQUENCE))
 
 
 def test_nothing_to_load_is_one_clear_line(workdir: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from flaxrl.errors import ConfigError
-from flaxrl.trainers.writers import JsonLines, MultiWriter, TensorBoard, encode_gif, make_writers, plain
+from flaxrl.trainers.writers import JsonLines, MultiWriter, TensorBoard, make_writers, plain
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -143,26 +142,6 @@ def test_tensorboard_videos_and_hparams(tmp_path: Path) -> None:
     (image,) = reader.Images("eval/video/1")
     assert (image.step, image.height, image.width) == (7, 4, 5) and image.encoded_image_string.startswith(b"GIF89a")
     assert "hparams" in reader.summary_metadata["_hparams_/session_start_info"].plugin_data.plugin_name
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_gif_holds_every_frame(channels: int) -> None:
-    from PIL import Image
-
-    clip = np.zeros((4, 6, 8, channels), np.uint8)
-    for t in range(4):
-        clip[t, :, t] = 255
-    with Image.open(io.BytesIO(encode_gif(clip))) as image:
-        assert (image.n_frames, image.size) == (4, (8, 6))  # type: ignore[attr-defined]
-        image.seek(2)
-        frame = np.asarray(image.convert("L"))
-    assert (frame[:, 2] > 250).all() and (frame[:, 3] < 5).all()
-
-
-@pytest.mark.parametrize("bad", [np.zeros((2, 3, 3, 3), np.float32), np.zeros((3, 3, 3), np.uint8)])
-def test_gif_refuses_what_is_no_clip(bad: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="uint8"):
-        encode_gif(bad)
 
 
 def test_make_writers_resolves_names_and_passes_on(tmp_path: Path) -> None:

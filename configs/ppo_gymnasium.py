@@ -1,0 +1,39 @@
+"""PPO on any env of gymnasium's registry, on the host.
+
+python main.py --config=configs/ppo_gymnasium.py                    # CartPole-v1
+python main.py --config=configs/ppo_gymnasium.py:Acrobot-v1
+python main.py --config=configs/ppo_gymnasium.py:Pendulum-v1        # continuous actions
+"""
+
+import flaxrl
+from flaxrl import config_for
+
+
+def get_config(env_id: str = "CartPole-v1"):
+    return flaxrl.run_config(
+        seed=0,
+        total_steps=500_000,
+        env=config_for("gymnasium", id=env_id),
+        model=config_for(
+            "agent",
+            torso=config_for("mlp", hidden=(64, 64), activation="tanh"),
+            value_torso=config_for("mlp", hidden=(64, 64), activation="tanh"),
+            core=config_for("feed_forward"),
+            head=config_for("policy_value"),
+            policy=config_for("sampled"),
+        ),
+        loss=config_for("ppo", discount=0.99, lambda_=0.95, entropy_cost=0.0),
+        optimizer=config_for(
+            "optimizer",
+            algorithm="adam",
+            learning_rate=1e-3,
+            schedule="linear",
+            max_grad_norm=0.5,
+            args={"eps": 1e-5},
+        ),
+        source=config_for("actor_threads", num_envs=8, unroll_length=128, threads=0),
+        learner=config_for("learner", epochs=4, minibatches=4),
+        log=config_for("log", every=10_000),
+        eval=config_for("eval", every=None, episodes=100),
+        checkpoint=config_for("checkpoint", every=200_000),
+    )
