@@ -31,9 +31,11 @@ def _leaves(value: PyTree) -> list[Array]:
 def maze_grid(observation: Any) -> Array:
     """Maze as planes, float32 `[rows, columns, 3]`: the agent, the target, the walls."""
     walls = observation.walls
-    agent = jnp.zeros(walls.shape, bool).at[tuple(observation.agent_position)].set(True)
-    target = jnp.zeros(walls.shape, bool).at[tuple(observation.target_position)].set(True)
-    return jnp.stack([agent, target, walls], axis=-1).astype(jnp.float32)
+    # Compared with every cell rather than scattered into one: what a CPU does faster.
+    cells = jnp.arange(walls.size).reshape(walls.shape)
+    places = (observation.agent_position, observation.target_position)
+    planes = [cells == place.row * walls.shape[1] + place.col for place in places]
+    return jnp.stack([*planes, walls], axis=-1).astype(jnp.float32)
 
 
 def maze_vector(observation: Any) -> Array:
