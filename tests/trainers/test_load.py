@@ -128,7 +128,8 @@ def test_observations_are_normalised_as_in_the_run(tmp_path: Path) -> None:
     moments = agent.variables["statistics"]["normalizer"]["observation"]
     agent.params["head"]["policy"]["kernel"] *= 1000.0
     plain = agent.agent.clone(normalize_observations=False)
-    inputs = AgentInput((SEQUENCE - moments.mean) / np.sqrt(moments.variance), np.full(12, FIRST, np.int8))
+    mean, deviation = np.asarray(moments.mean)[None], np.sqrt(moments.variance)[None]
+    inputs = AgentInput((SEQUENCE - mean) / deviation, np.full(12, FIRST, np.int8))
 
     def greedy(model: Any, variables: Any, inputs: AgentInput) -> Any:
         return model.apply(variables, inputs, None, None, method="act")[0].tolist()
