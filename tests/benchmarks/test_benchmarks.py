@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks import atari, learner, memory, report, startup
+from benchmarks import atari, learner, memory, report, seeds, startup
 from flaxrl import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -104,6 +104,15 @@ def test_memory(config: str, capsys: pytest.CaptureFixture[str]):
     line = _last_line(capsys)
     assert line["growth"] == pytest.approx(line["last_mib"] / line["first_mib"] - 1)
     assert line["first_mib"] > 50
+
+
+@pytest.mark.slow
+def test_seeds(config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    seeds.main([f"--config={config}:jax", "--seeds=1,2", "--repeats=1", "--config.mesh.data=-1"])
+    line = _last_line(capsys)
+    assert line["seeds_1_updates_cost"] == line["seeds_1_wall_cost"] == 1.0
+    assert line["seeds_2_updates_cost"] > 0 and line["seeds_2_steps_per_second"] > 0
 
 
 @pytest.mark.slow
