@@ -27,6 +27,7 @@ from surrogate import Surrogate
 from flaxrl.build import build, config_for
 from flaxrl.envs.fake import HostScripted, Scripted
 from flaxrl.errors import ConfigError
+from flaxrl.losses.ppo import PPO
 from flaxrl.models.normalization import STATISTICS
 from flaxrl.trainers.actors import ActorThreads
 from flaxrl.trainers.optimizer import Optimizer
@@ -50,10 +51,10 @@ class Played(NamedTuple):
     programs: list[int]
 
 
-def play(kind: str, updates: int = 4, devices: int = 1, core: str = "feed_forward") -> Played:
+def play(kind: str, updates: int = 4, devices: int = 1, core: str = "feed_forward", **settings: Any) -> Played:
     """Acting and learning in turn, with observations normalised and rewards scaled; 'jax' or 'host' envs."""
     agent = make_agent(core=core, normalize_observations=True)
-    state, update, mesh = learner(agent, VECTOR, ADAM, devices, reward_scaling=SCALING)
+    state, update, mesh = learner(agent, VECTOR, ADAM, devices, reward_scaling=SCALING, **settings)
     sizes: dict[str, Any] = {"num_envs": 8, "unroll_length": 5}
     source: Any = JaxRollout(**sizes) if kind == "jax" else ActorThreads(**sizes, threads=0)
     games = {"jax": lambda n: Scripted(episode_length=3), "host": lambda n: HostScripted(num_envs=n, episode_length=3)}
@@ -136,6 +137,16 @@ def test_a_recurrent_agent_too() -> None:
     for trajectory, output in zip(played.trajectories, played.outputs, strict=True):
         valid = trajectory.mask
         np.testing.assert_allclose(output.value[:-1][valid], trajectory.value[valid], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["jax", "host"])
+def test_the_first_ratio_of_ppo_is_1(kind: str) -> None:
+    """In every update, though the statistics move between them and the parameters within."""
+    played = play(kind, 3, loss=PPO(), epochs=2, minibatches=2)
+    for metrics in played.metrics:
+        assert metrics["loss/first_ratio_deviation"] <= 1e-5 and metrics["loss/kl_behaviour"] > 0
+    means_seen = [s.variables[STATISTICS]["normalizer"]["observation"].mean[1] for s in played.states]
+    assert len(set(map(float, means_seen))) == 4
 
 
 @pytest.mark.parametrize("kind", ["jax", "host"])
