@@ -3,12 +3,11 @@ import jax
 import numpy as np
 import pytest
 
-from flaxrl import Trainer, build, config_for
+from flaxrl import build
 from flaxrl.envs.gymnasium import Gymnasium
 from flaxrl.envs.spec import ArraySpec, Box, Discrete, MultiDiscrete, env_action
 from flaxrl.errors import ConfigError
 from flaxrl.types import FIRST, LAST, MID
-from tests.small_runs import all_finite, host_config, rows
 
 MODULE = "tests.envs.gymnasium_envs"
 MODES = {
@@ -303,14 +302,3 @@ def test_a_wrong_number_of_actions():
         env.step(np.zeros((2, 1), int))
     env.close()
     env.close()
-
-
-# -- a run -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("threads", "fields"), [(2, {}), (0, {"id": f"{MODULE}:TestStartsAtTen-v0"})])
-def test_a_run_through_the_trainer(tmp_path, threads, fields):
-    trainer = Trainer(host_config(3, threads, config_for("gymnasium", **fields)), tmp_path)
-    trainer.run()
-    assert trainer.updates == 3 and all_finite(trainer.state.params)
-    assert rows(tmp_path)[-1]["eval/return_mean"] >= 6
