@@ -58,6 +58,7 @@ def get_config(argument="default"):
     config.optimizer = config_for("my_lab.parts:Rate")
     config.model = config_for("my_lab.parts:Net")
     config.eval = config_dict.ConfigDict({"episodes": 10})
+    config.num_seeds, config.sweep = 1, {}
     return config
 """
 
@@ -92,8 +93,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             if seen["config"].total_steps == 666:
                 raise TrainingError("loss not finite\nat step 20")
 
-    def evaluate_workdir(workdir: str, config: Any, video: str | None) -> dict[str, Any]:
-        seen.update(config=config, workdir=workdir, video=video)
+    def evaluate_workdir(workdir: str, config: Any, **chosen: Any) -> dict[str, Any]:
+        seen.update(config=config, workdir=workdir, **chosen)
         return {"eval/return_mean": 12.5, "eval/episodes": config.eval.episodes, "eval/odd": float("nan")}
 
     def check(config: Any) -> None:
@@ -115,7 +116,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def command(*arguments: str) -> Result:
         seen.clear()
-        for name in ("config", "workdir", "mode", "video", "out", "process_id"):
+        for name in ("config", "workdir", "mode", "video", "out", "process_id", "eval_seed", "eval_setting"):
             flags.FLAGS[name].unparse()
         with pytest.raises(SystemExit) as info:
             cli.run(main_module.main, ["main.py", *arguments])

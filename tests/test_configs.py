@@ -35,10 +35,26 @@ SMALLER: dict[str, Any] = {
 }
 """Field -> value that makes it small, or that by the type of the config's value."""
 
-ARGUMENTS = {"impala_gymnax": ("Breakout-MinAtar", "MemoryChain-bsuite")}
+ARGUMENTS = {
+    "impala_gymnax": ("Breakout-MinAtar", "MemoryChain-bsuite"),
+    "ppo_gymnasium": ("Pendulum-v1",),
+    "ppo_maze": ("medium",),
+    "ppo_recurrent": ("lstm", "feed_forward"),
+}
 """Further arguments of a config, beside the one it takes by default."""
 
-CASES = [(path, argument) for path in sorted(FOLDER.glob("*.py")) for argument in (None, *ARGUMENTS.get(path.stem, ()))]
+QUICK = ("impala_atari-None", "impala_gymnax-MemoryChain-bsuite", "ppo_cartpole-None", "ppo_gymnasium-None")
+"""Cases that every `pytest` runs: each source, loss and kind of env; `pytest -m slow` runs the others."""
+
+
+def _cases() -> list[Any]:
+    found = []
+    for path in sorted(FOLDER.glob("*.py")):
+        for argument in (None, *ARGUMENTS.get(path.stem, ())):
+            name = f"{path.stem}-{argument}"
+            marks = () if name in QUICK else pytest.mark.slow
+            found.append(pytest.param(path, argument, id=name, marks=marks))
+    return found
 
 
 def shrink(block: Any) -> None:
@@ -60,7 +76,7 @@ def load_config(path: Path, argument: str | None) -> Any:
     return module.get_config() if argument is None else module.get_config(argument)
 
 
-@pytest.mark.parametrize(("path", "argument"), CASES, ids=[f"{p.stem}-{a}" for p, a in CASES])
+@pytest.mark.parametrize(("path", "argument"), _cases())
 def test_config_trains_resumes_and_loads(tmp_path: Path, path: Path, argument: str | None) -> None:
     config = load_config(path, argument)
     flaxrl.trainers.plan.check(config)  # as it is

@@ -230,13 +230,17 @@ def test_the_source_of_ones_own_scales_what_the_loss_sees(tmp_path: Path, monkey
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders of two tiny runs: envs in JAX, and envs on the host with an actor thread."""
+    """Folders of three tiny runs: envs in JAX by V-trace and by PPO, and envs on the host with an actor thread."""
     folder = tmp_path_factory.mktemp("runs")
     writers = config_for("log", every=16, writers=("json_lines", "tensorboard"))
     learner = config_for("learner", reward_scaling=0.9)
     train(small_config(4, log=writers, learner=learner), folder / "jax")
     train(host_config(4, threads=1), folder / "host")
-    return [folder / "jax", folder / "host"]
+    train(
+        small_config(4, log=writers, loss=config_for("ppo", target_kl=1.0), learner=config_for("learner", epochs=2)),
+        folder / "ppo",
+    )
+    return [folder / "jax", folder / "host", folder / "ppo"]
 
 
 def test_the_metrics_table_is_complete(runs: list[Path]):

@@ -39,11 +39,20 @@ def test_the_first_minibatch_has_the_acting_ratio(tmp_path: Path, recurrent: boo
     assert any(row["loss/kl_behaviour"] > 0 for row in found), "later minibatches have moved"
 
 
-@pytest.mark.parametrize("field", ["target_kl", "value_clip", "clip_final", "entropy_cost_final", "max_abs_reward"])
-def test_optional_fields_compile_on_and_off(tmp_path: Path, field: str) -> None:
-    for value in (None, 0.1):
-        trainer = train(ppo_config(updates=1, loss={field: value}), tmp_path / str(value))
-        assert all_finite(trainer.state.params)
+OPTIONAL = ("target_kl", "value_clip", "clip_final", "entropy_cost_final", "max_abs_reward")
+ALTERNATING = {name: 0.1 if i % 2 else None for i, name in enumerate(OPTIONAL)}
+SETTINGS = {
+    "off": dict.fromkeys(OPTIONAL),
+    "on": dict.fromkeys(OPTIONAL, 0.1),
+    "odd": ALTERNATING,
+    "even": {name: 0.1 if value is None else None for name, value in ALTERNATING.items()},
+}
+
+
+@pytest.mark.parametrize("setting", ["off", "on", *[pytest.param(s, marks=pytest.mark.slow) for s in ("odd", "even")]])
+def test_optional_fields_compile_on_and_off(tmp_path: Path, setting: str) -> None:
+    trainer = train(ppo_config(updates=1, loss=SETTINGS[setting]), tmp_path)
+    assert all_finite(trainer.state.params)
 
 
 def test_a_target_kl_ends_the_epochs(tmp_path: Path) -> None:
@@ -76,7 +85,7 @@ def test_single_steps_are_nothing_to_a_recurrent_agent() -> None:
         check(config)
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("recurrent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, recurrent: bool) -> None:
     whole = train(ppo_config(6, recurrent, {"clip_final": 0.1, "target_kl": 0.05}), tmp_path / "whole")
     part = ppo_config(6, recurrent, {"clip_final": 0.1, "target_kl": 0.05})
@@ -86,7 +95,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, recurrent: bool)
     assert_same(jax.device_get(whole.state.opt_state), jax.device_get(resumed.state.opt_state))
 
 
-@pytest.mark.parametrize("recurrent", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recurrent", [False, True])
 def test_sequences_learn_the_same_on_four_devices(tmp_path: Path, recurrent: bool) -> None:
     """One minibatch and one epoch, so that no shuffle differs: parameters agree."""
     found = []

@@ -82,7 +82,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("loss", "num_seeds", "devices"),
-    [("vtrace", 3, 1), ("ppo", 2, 2), pytest.param("vtrace", 4, 4, marks=pytest.mark.slow)],
+    [("ppo", 2, 2), *[pytest.param("vtrace", n, d, marks=pytest.mark.slow) for n, d in ((3, 1), (4, 4))]],
 )
 def test_each_seed_is_a_run_alone(
     tmp_path: Path, alone: Any, monkeypatch: pytest.MonkeyPatch, loss: str, num_seeds: int, devices: int

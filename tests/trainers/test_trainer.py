@@ -84,6 +84,8 @@ def test_best_and_latest_are_kept_apart(tmp_path: Path, monkeypatch: pytest.Monk
         def run(self, *_: Any) -> dict[str, float]:
             return {"eval/return_mean": next(returns)}
 
+        def film(self, *_: Any) -> None: ...
+
         def close(self) -> None: ...
 
     monkeypatch.setattr(trainer_module, "Evaluator", Stub)
