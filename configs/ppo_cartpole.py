@@ -10,7 +10,7 @@ from flaxrl import config_for
 def get_config():
     return flaxrl.run_config(
         seed=0,
-        total_steps=500_000,
+        total_steps=499_712,
         env=config_for("gymnax", game="CartPole-v1"),
         model=config_for(
             "agent",

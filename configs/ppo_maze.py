@@ -7,18 +7,18 @@ python main.py --config=configs/ppo_maze.py:medium      # fixed walls, nine pair
 import flaxrl
 from flaxrl import ConfigError, config_for
 
-MAZES = {"empty": ("maze-empty", 81_920), "medium": ("maze-fixed", 819_200)}
-"""The game, and its steps."""
+MAZES = {"empty": ("maze-empty", 81_920, {}), "medium": ("maze-fixed", 819_200, {"pairs": 9})}
+"""The game, its steps, its arguments."""
 
 
 def get_config(maze: str = "empty"):
     if maze not in MAZES:
         raise ConfigError(f"ppo_maze takes one of {', '.join(MAZES)}; {maze!r} is none of them")
-    game, steps = MAZES[maze]
+    game, steps, kwargs = MAZES[maze]
     return flaxrl.run_config(
         seed=0,
         total_steps=steps,
-        env=config_for("jumanji", game=game),
+        env=config_for("jumanji", game=game, observation="maze_positions", kwargs=kwargs),
         model=config_for(
             "agent",
             torso=config_for("mlp", hidden=(64, 64), activation="tanh"),
@@ -36,8 +36,8 @@ def get_config(maze: str = "empty"):
             max_grad_norm=0.5,
             args={"eps": 1e-5},
         ),
-        source=config_for("jax_rollout", num_envs=16, unroll_length=512, updates_per_call=1),
-        learner=config_for("learner", epochs=10, minibatches=8),
+        source=config_for("jax_rollout", num_envs=16, unroll_length=128, updates_per_call=4),
+        learner=config_for("learner", epochs=4, minibatches=8),
         log=config_for("log", every=8_192),
         eval=config_for("eval", every=None, episodes=100),
         checkpoint=config_for("checkpoint", every=None),

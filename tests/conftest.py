@@ -11,6 +11,11 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_configure(config):
+    """The compiler does without its costly passes, save in the slow tests: those learn, and prove what users run."""
+    jax.config.update("jax_disable_most_optimizations", config.option.markexpr != "slow")
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
     """Each test runs in a folder of its own, so that nothing is written into the checkout."""

@@ -43,7 +43,7 @@ ARGUMENTS = {
 }
 """Further arguments of a config, beside the one it takes by default."""
 
-QUICK = ("impala_atari-None", "impala_gymnax-MemoryChain-bsuite", "ppo_cartpole-None", "ppo_gymnasium-None")
+QUICK = ("impala_atari-None", "ppo_cartpole-None", "ppo_gymnasium-None")
 """Cases that every `pytest` runs: each source, loss and kind of env; `pytest -m slow` runs the others."""
 
 

@@ -65,8 +65,9 @@ class Jumanji(JaxEnv):
         game: Jumanji's id in any spelling ('Snake-v1', 'snake', 'game_2048'), or 'maze-empty' or 'maze-fixed': mazes of
             10 x 10 cells whose walls stay (`kwargs`: `size`, and `pairs`, 9 or 4, of start and goal).
         max_steps: agent steps before an episode is truncated; None keeps the game's own limit.
-        observation: what the agent sees: 'flatten', 'maze_grid', 'maze_vector', 'snake_grid', 'game_2048_one_hot', or a
-            function 'package.module:function' of Jumanji's observation; None: the game's own of these, else 'flatten'.
+        observation: what the agent sees: 'flatten', 'maze_grid', 'maze_positions', 'maze_vector', 'snake_grid',
+            'game_2048_one_hot', or a function 'package.module:function' of Jumanji's observation; None: the game's own
+            of these, else 'flatten'.
         kwargs: constructor arguments of the game, e.g. `{'num_rows': 6}` for Snake; one with a `name` is built first:
             `{'generator': {'name': 'package.module:Class', 'num_rows': 5}}`.
 

@@ -38,18 +38,22 @@ def maze_grid(observation: Any) -> Array:
     return jnp.stack([*planes, walls], axis=-1).astype(jnp.float32)
 
 
-def maze_vector(observation: Any) -> Array:
-    """Maze as a vector, float32 `[2 * (rows + columns) + rows * columns]`.
+def maze_positions(observation: Any) -> Array:
+    """Row and column of Maze's agent, then of its target, each one-hot: float32 `[2 * (rows + columns)]`.
 
-    Row and column of the agent, then of the target, each one-hot; then the walls.
+    Enough where the walls stay from episode to episode.
     """
-    walls = observation.walls
     places = [
         jax.nn.one_hot(index, size, dtype=jnp.float32)
         for position in (observation.agent_position, observation.target_position)
-        for index, size in zip(position, walls.shape, strict=True)
+        for index, size in zip(position, observation.walls.shape, strict=True)
     ]
-    return jnp.concatenate([*places, walls.ravel().astype(jnp.float32)])
+    return jnp.concatenate(places)
+
+
+def maze_vector(observation: Any) -> Array:
+    """Maze as a vector, float32 `[2 * (rows + columns) + rows * columns]`: `maze_positions`, then the walls."""
+    return jnp.concatenate([maze_positions(observation), observation.walls.ravel().astype(jnp.float32)])
 
 
 def snake_grid(observation: Any) -> Array:
@@ -69,6 +73,7 @@ def game_2048_one_hot(observation: Any) -> Array:
 OBSERVATIONS: dict[str, Callable[[Any], PyTree]] = {
     "flatten": flatten,
     "maze_grid": maze_grid,
+    "maze_positions": maze_positions,
     "maze_vector": maze_vector,
     "snake_grid": snake_grid,
     "game_2048_one_hot": game_2048_one_hot,

@@ -121,7 +121,7 @@ def test_a_host_env_gets_clipped_actions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["gaussian", "tanh_gaussian"])
-@pytest.mark.parametrize("bounds", ["unbounded", "half"])
+@pytest.mark.parametrize("bounds", ["unbounded", pytest.param("half", marks=pytest.mark.slow)])
 def test_infinite_bounds_are_never_scaled_with(bounds: str, distribution: str, tmp_path: Path) -> None:
     env = config_for(f"{__name__}:Reach", bounds=bounds)
     row = run(with_head(small_config(3, env), distribution=distribution), tmp_path)

@@ -38,14 +38,21 @@ def test_cartpole_in_worker_processes(tmp_path):
     assert run(tmp_path, threads=1, workers=2)[-1]["eval/return_mean"] >= 8
 
 
-@pytest.mark.parametrize("name", ["StartsAtTen", "Components", "Switches", "Nested", "Masked", "MaskedComponents"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "StartsAtTen",
+        "MaskedComponents",
+        *[pytest.param(n, marks=pytest.mark.slow) for n in ("Components", "Switches", "Nested", "Masked")],
+    ],
+)
 def test_spaces(tmp_path, name):
     """The envs check each action; each pays 1 + 2 + 3."""
     found = run(tmp_path, id=f"{MODULE}:Test{name}-v0", action_mask="Masked" in name)
     assert found[-1]["eval/return_mean"] == 6
 
 
-@pytest.mark.parametrize("distribution", ["gaussian", "tanh_gaussian"])
+@pytest.mark.parametrize("distribution", [pytest.param("gaussian", marks=pytest.mark.slow), "tanh_gaussian"])
 @pytest.mark.parametrize("bounds", BOUNDS)
 def test_box_actions_never_become_nan(tmp_path, bounds, distribution):
     """Bounds that are infinite, on one side or both, are nothing to rescale by."""

@@ -181,6 +181,9 @@ def test_maze_observations():
     assert image.sum() == 2 and image[0, 1, 0] == 1 and image[2, 2, 1] == 1
     flat = _play(vector, [RIGHT]).observation[1]
     assert np.flatnonzero(flat).tolist() == [0, 3 + 1, 6 + 2, 9 + 2]
+    positions = _small_maze(observation="maze_positions")
+    assert positions.spec.observation == ArraySpec((12,), np.dtype(np.float32))
+    np.testing.assert_array_equal(_play(positions, [RIGHT]).observation[1], flat[..., :12])
     walls = Jumanji("maze-fixed").reset(jax.random.key(0))[1][..., 2]
     assert walls[0].tolist() == [0, 0, 1, 0, 0, 1, 0, 1, 1, 0]
 

@@ -59,7 +59,10 @@ def close(a: Any, b: Any, tolerance: float = 2e-5) -> None:
     jax.tree.map(check, a, b)
 
 
-@pytest.mark.parametrize("case", SHAPES)
+SLOW = ("nature_2", "nature_3", "resnet_odd", "blocks_same", "pointwise")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in SHAPES])
 def test_values_and_gradients_are_those_of_flax(case: str) -> None:
     ours, flax, variables, x = twins(case)
     close(jax.jit(ours.apply)(variables, x), jax.jit(flax.apply)(variables, x))

@@ -46,14 +46,15 @@ def learned(name: str, optimizer: Optimizer, devices: int, accumulation: int, up
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if "lstm" in n else ()) for n in LEARNERS])
 def test_pieces_change_neither_gradient_nor_metrics(name: str, devices: int) -> None:
     """With SGD of rate 1 the parameters show the gradient."""
     whole, pieces = (learned(name, SGD, devices, n) for n in (1, 2))
     assert_close(whole, pieces, 1e-5)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 4])
 def test_pieces_do_not_change_training(devices: int) -> None:
     whole, pieces = (learned("vtrace-lstm", ADAM, devices, n, updates=3) for n in (1, 4))
     assert_close(whole, pieces, 1e-5)

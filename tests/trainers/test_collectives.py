@@ -77,7 +77,7 @@ SHUFFLED = {
 LAYOUTS = {"data": {"data": 4}, "both": {"data": 2, "fsdp": 2}, "fsdp": {"data": 1, "fsdp": 4}}
 
 
-@pytest.mark.parametrize("layout", ["data", "both", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["both", *[pytest.param(m, marks=pytest.mark.slow) for m in ("data", "fsdp")]])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if "pieces" in name else ()) for name in SHUFFLED]
 )

@@ -69,7 +69,7 @@ def told(workdir: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     "config",
-    [recurrent, normalised, *[pytest.param(f, marks=pytest.mark.slow) for f in (sharded, steps, game)]],
+    [normalised, *[pytest.param(f, marks=pytest.mark.slow) for f in (recurrent, sharded, steps, game)]],
     ids=lambda f: f.__name__,
 )
 def test_resumed_is_uninterrupted(tmp_path: Path, config: Any) -> None:

@@ -132,6 +132,7 @@ def test_nothing_compiles_after_the_second_update(played: Played) -> None:
     assert len(set(played.programs[1:])) == 1
 
 
+@pytest.mark.slow
 def test_a_recurrent_agent_too() -> None:
     played = play("jax", 2, core="lstm")
     for trajectory, output in zip(played.trajectories, played.outputs, strict=True):
@@ -247,7 +248,9 @@ def test_off_by_default() -> None:
     assert state.variables == {} and "loss/return_deviation" not in out.metrics
 
 
-@pytest.mark.parametrize("layout", [{"data": 4}, {"data": 2, "fsdp": 2}], ids=["data", "both"])
+@pytest.mark.parametrize(
+    "layout", [pytest.param({"data": 4}, marks=pytest.mark.slow), {"data": 2, "fsdp": 2}], ids=["data", "both"]
+)
 def test_devices_exchange_sums_only(layout: dict[str, int]) -> None:
     """A batch of 4,096 envs: nothing of that size moves, and what moves does so once an update, not a minibatch."""
     found = {}

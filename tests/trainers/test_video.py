@@ -187,6 +187,7 @@ def test_evaluations_of_a_run_go_to_tensorboard(tmp_path: Path) -> None:
         assert image.n_frames == 5  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_filming_changes_no_number(tmp_path: Path) -> None:
     plain = train(drawn_config("jax"), tmp_path / "plain")
     log = config_for("log", every=10**9, writers=("json_lines", "tensorboard"))
