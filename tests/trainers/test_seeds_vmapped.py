@@ -14,7 +14,10 @@ from learner_setups import assert_close, host
 
 from flaxrl import Trainer, config_for
 from flaxrl.trainers import seeds as seeds_module
+from flaxrl.trainers.plan import check
+from flaxrl.trainers.program import make_program
 from flaxrl.trainers.seed_metrics import STD
+from flaxrl.trainers.setup import build_agent, env_factory
 from tests.small_runs import Stopped, assert_same, every, rows, small_config, stop, train
 
 
@@ -78,6 +81,23 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return leaves(trainer), trainer.last_metrics
 
     return run
+
+
+def test_several_seeds_a_device_start_as_each_alone() -> None:
+    """Orthogonal initialisers of two seeds on each of four devices at once: more than a CPU's threads wait for."""
+    config = vtrace()
+    config.model.torso.hidden = (128, 128)
+    config.num_seeds, config.mesh = 8, config_for("mesh")
+    plan = check(config)
+    spec = env_factory(config)(1).spec
+    agent = build_agent(config, spec)
+    assert plan.seeds is not None and plan.seeds.mesh.size == 4
+    states = host(make_program(plan, agent, spec, plan.source).init_state().params)
+    for index in (0, 5):
+        config.num_seeds, config.seed, config.mesh = 1, 3 + index, config_for("mesh", data=1)
+        one = check(config)
+        alone = make_program(one, agent, spec, one.source).init_state()
+        assert_close(entry(states, index), host(alone.params), 1e-6)
 
 
 @pytest.mark.parametrize(
