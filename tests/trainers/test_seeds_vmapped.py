@@ -14,7 +14,10 @@ from learner_setups import assert_close, host
 
 from flaxrl import Trainer, config_for
 from flaxrl.trainers import seeds as seeds_module
+from flaxrl.trainers.plan import check
+from flaxrl.trainers.program import make_program
 from flaxrl.trainers.seed_metrics import STD
+from flaxrl.trainers.setup import build_agent, env_factory
 from tests.small_runs import Stopped, assert_same, every, rows, small_config, stop, train
 
 
@@ -107,6 +110,17 @@ def test_each_seed_is_a_run_alone(
         assert line[name + STD] == pytest.approx(np.std(values), rel=1e-3, abs=1e-6)
     kernels = jax.tree.leaves(host(state.params))[-1]
     assert not np.array_equal(kernels[0], kernels[1])
+
+
+def test_wide_layers_are_initialised_on_few_cores() -> None:
+    """QR factorisations of a batch, one a device and thread of the pool, would wait for one another for ever."""
+    config = many_config(1, 8)
+    config.model.torso.hidden = (64, 64)
+    plan, env = check(config), env_factory(config)(1)
+    agent = build_agent(config, env.spec)
+    state = make_program(plan, agent, env.spec, plan.source).init_state()
+    kernel = np.asarray(state.params["torso"]["Dense_1"]["kernel"])
+    assert kernel.shape == (8, 64, 64) and len({float(k[0, 0]) for k in kernel}) == 8
 
 
 def test_resumed_seeds_end_bit_for_bit_the_same(tmp_path: Path) -> None:
