@@ -102,15 +102,15 @@ class Seeds:
         values = {path: np.repeat(column, count) for path, column in self.sweep.columns().items()}
         return jax.device_put(Member(seeds, values), self.sharding)
 
-    def over(self, f: Callable[..., Any], in_axes: Any = 0, in_turn: bool = False) -> Callable[..., Any]:
+    def over(self, f: Callable[..., Any], in_axes: Any = 0, one_by_one: bool = False) -> Callable[..., Any]:
         """`f` of one run -> a function of all, leaves `[N, ...]`, to be jitted.
 
         Args:
             f: pure; its arguments and results are trees of arrays.
             in_axes: as `jax.vmap` has it: None for an argument that all runs share.
-            in_turn: a device computes its runs one after the other, for an `f` of one argument that is called once.
+            one_by_one: on a device one run after the other, of a function of one argument.
         """
-        mapped = functools.partial(jax.lax.map, f) if in_turn else jax.vmap(f, in_axes=in_axes)
+        mapped = functools.partial(jax.lax.map, f) if one_by_one else jax.vmap(f, in_axes=in_axes)
         if self.mesh.size == 1:
             return mapped
         specs = P(AXIS) if in_axes == 0 else tuple(P() if axis is None else P(AXIS) for axis in in_axes)
@@ -219,6 +219,6 @@ def init_states(
     if abstract:
         shapes = jax.eval_shape(jax.vmap(init), seeds.members())
         return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=seeds.sharding), shapes)
-    # In turn, since orthogonal initialisers decompose matrices: on a CPU, LAPACK's kernel hands the matrices of a batch
-    # to the threads that run the devices, and waits; where every one of these does so, none is left to serve.
-    return jax.jit(seeds.over(init, in_turn=True), out_shardings=seeds.sharding)(seeds.members())
+    # Not side by side: orthogonal initialisers need a QR factorisation, and jax's of a batch blocks a thread of XLA's
+    # pool until others have done its parts: with as many devices as cores all of them wait, for ever.
+    return jax.jit(seeds.over(init, one_by_one=True), out_shardings=seeds.sharding)(seeds.members())

@@ -14,10 +14,7 @@ from learner_setups import assert_close, host
 
 from flaxrl import Trainer, config_for
 from flaxrl.trainers import seeds as seeds_module
-from flaxrl.trainers.plan import check
-from flaxrl.trainers.program import make_program
 from flaxrl.trainers.seed_metrics import STD
-from flaxrl.trainers.setup import build_agent, env_factory
 from tests.small_runs import Stopped, assert_same, every, rows, small_config, stop, train
 
 
@@ -83,23 +80,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-def test_several_seeds_a_device_start_as_each_alone() -> None:
-    """Orthogonal initialisers of two seeds on each of four devices at once: more than a CPU's threads wait for."""
-    config = vtrace()
-    config.model.torso.hidden = (128, 128)
-    config.num_seeds, config.mesh = 8, config_for("mesh")
-    plan = check(config)
-    spec = env_factory(config)(1).spec
-    agent = build_agent(config, spec)
-    assert plan.seeds is not None and plan.seeds.mesh.size == 4
-    states = host(make_program(plan, agent, spec, plan.source).init_state().params)
-    for index in (0, 5):
-        config.num_seeds, config.seed, config.mesh = 1, 3 + index, config_for("mesh", data=1)
-        one = check(config)
-        alone = make_program(one, agent, spec, one.source).init_state()
-        assert_close(entry(states, index), host(alone.params), 1e-6)
-
-
 @pytest.mark.parametrize(
     ("loss", "num_seeds", "devices"),
     [("ppo", 2, 2), *[pytest.param("vtrace", n, d, marks=pytest.mark.slow) for n, d in ((3, 1), (4, 4))]],
@@ -127,6 +107,17 @@ def test_each_seed_is_a_run_alone(
         assert line[name + STD] == pytest.approx(np.std(values), rel=1e-3, abs=1e-6)
     kernels = jax.tree.leaves(host(state.params))[-1]
     assert not np.array_equal(kernels[0], kernels[1])
+
+
+def test_wide_layers_are_initialised_on_few_cores() -> None:
+    """QR factorisations of a batch, one a device and thread of the pool, would wait for one another for ever."""
+    config = many_config(1, 8)
+    config.model.torso.hidden = (64, 64)
+    plan, env = check(config), env_factory(config)(1)
+    agent = build_agent(config, env.spec)
+    state = make_program(plan, agent, env.spec, plan.source).init_state()
+    kernel = np.asarray(state.params["torso"]["Dense_1"]["kernel"])
+    assert kernel.shape == (8, 64, 64) and len({float(k[0, 0]) for k in kernel}) == 8
 
 
 def test_resumed_seeds_end_bit_for_bit_the_same(tmp_path: Path) -> None:
