@@ -14,7 +14,10 @@ from learner_setups import assert_close, host
 
 from flaxrl import Trainer, config_for
 from flaxrl.trainers import seeds as seeds_module
+from flaxrl.trainers.plan import check
+from flaxrl.trainers.program import make_program
 from flaxrl.trainers.seed_metrics import STD
+from flaxrl.trainers.setup import build_agent, env_factory
 from tests.small_runs import Stopped, assert_same, every, rows, small_config, stop, train
 
 
