@@ -16,6 +16,15 @@ def pytest_configure(config):
     jax.config.update("jax_disable_most_optimizations", config.option.markexpr != "slow")
 
 
+@pytest.fixture
+def optimized():
+    """All the compiler's passes, for two programs whose numbers are to be equal bit by bit."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
     """Each test runs in a folder of its own, so that nothing is written into the checkout."""

@@ -78,6 +78,7 @@ def test_rules_place_the_largest_dimension_that_divides():
     assert placed["keep"] == P() and placed["other"] == P()
 
 
+@pytest.mark.usefixtures("optimized")
 def test_moments_lie_like_their_parameters():
     state, _, _ = learner(make_agent(), VECTOR, ADAM, data=2, fsdp=2)
     moments = state.opt_state.inner_state[0][0]
