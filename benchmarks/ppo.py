@@ -59,6 +59,7 @@ JOBS = {
         (
             "--config.total_steps=99840",
             "--config.source.num_envs=4",
+            "--config.source.unroll_length=128",
             "--config.source.updates_per_call=5",
             "--config.learner.minibatches=4",
         ),
