@@ -1,7 +1,9 @@
 """PPO on Atari.
 
-python main.py --config=configs/ppo_atari.py             # Pong
-python main.py --config=configs/ppo_atari.py:breakout    # any other game
+    python main.py --config=configs/ppo_atari.py             # Pong
+    python main.py --config=configs/ppo_atari.py:breakout    # any other game
+
+The settings are those that are usual for PPO on Atari (8 envs x 128, 4 epochs, clip 0.1); no run has been measured yet.
 """
 
 import flaxrl

@@ -1,8 +1,10 @@
 """PPO on any env of gymnasium's registry, on the host.
 
-python main.py --config=configs/ppo_gymnasium.py                    # CartPole-v1
-python main.py --config=configs/ppo_gymnasium.py:Acrobot-v1
-python main.py --config=configs/ppo_gymnasium.py:Pendulum-v1        # continuous actions
+    python main.py --config=configs/ppo_gymnasium.py                    # CartPole-v1
+    python main.py --config=configs/ppo_gymnasium.py:Acrobot-v1
+    python main.py --config=configs/ppo_gymnasium.py:Pendulum-v1        # continuous actions
+
+The settings are for small control tasks; larger ones want more envs, steps, and `env.workers`.
 """
 
 import flaxrl

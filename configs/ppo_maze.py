@@ -1,7 +1,9 @@
-"""PPO on Jumanji's Maze, 10 x 10 cells.
+"""PPO on Jumanji's Maze, 10 x 10 cells; needs `pip install 'flaxrl[jumanji]'`.
 
-python main.py --config=configs/ppo_maze.py             # an empty maze, from one corner to the other
-python main.py --config=configs/ppo_maze.py:medium      # fixed walls, nine pairs of start and goal
+    python main.py --config=configs/ppo_maze.py             # an empty maze, from one corner to the other
+    python main.py --config=configs/ppo_maze.py:medium      # fixed walls, nine pairs of start and goal
+
+On two CPU cores less than half a minute; return 1.0 (the goal is reached) in both.
 """
 
 import flaxrl

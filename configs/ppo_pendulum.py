@@ -1,6 +1,9 @@
 """PPO with a Gaussian policy on gymnax's Pendulum-v1.
 
-python main.py --config=configs/ppo_pendulum.py
+    python main.py --config=configs/ppo_pendulum.py
+    python main.py --config=configs/ppo_pendulum.py --config.model.head.distribution=tanh_gaussian
+
+On two CPU cores less than a minute; greedy return at the end about -169.
 """
 
 import flaxrl

@@ -1,7 +1,9 @@
 """Recurrent PPO on CartPole-v1 without velocities: the agent sees positions alone and must remember them.
 
-python main.py --config=configs/ppo_recurrent.py
-python main.py --config=configs/ppo_recurrent.py:feed_forward       # the same without a memory
+    python main.py --config=configs/ppo_recurrent.py
+    python main.py --config=configs/ppo_recurrent.py:feed_forward       # the same without a memory
+
+On two CPU cores about a minute; greedy return at the end above 450, without a memory below 50.
 """
 
 import flaxrl
