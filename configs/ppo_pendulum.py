@@ -3,7 +3,7 @@
     python main.py --config=configs/ppo_pendulum.py
     python main.py --config=configs/ppo_pendulum.py --config.model.head.distribution=tanh_gaussian
 
-On two CPU cores less than a minute; greedy return at the end about -169.
+On two CPU cores less than a minute; greedy return at the end -176 (five seeds).
 """
 
 import flaxrl
