@@ -240,10 +240,10 @@ def _short(name: str, others: Sequence[str]) -> str:
     return ".".join(parts)
 
 
-def _name(config: dict[str, Any]) -> str:
-    """Loss and env of a run."""
-    env = next((str(config[k]) for k in ("env.game", "env.id", "env.name") if config.get(k)), "")
-    return " on ".join(str(part) for part in (config.get("loss.name"), env) if part)
+def _name(fields: dict[str, Any]) -> str:
+    """Loss and env of a run, from its config's fields by dotted path."""
+    env = next((str(fields[k]) for k in ("env.game", "env.id", "env.name") if fields.get(k)), "")
+    return " on ".join(str(part) for part in (fields.get("loss.name"), env) if part)
 
 
 def _row(line: str) -> dict[str, Any] | None:
