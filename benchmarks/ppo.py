@@ -10,6 +10,7 @@ alone on two cores of an x86-64 CPU (Zen 3): ratios mean something on a machine 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import subprocess
 import sys
@@ -107,11 +108,21 @@ class Timed(Trainer):
         self.loop_seconds = time.perf_counter() - self._loop_began
 
 
+def _import_late_ones(config: Any) -> None:
+    """Imports what a run imports on first use only, so that its time is told with that of the other imports."""
+    suites = {"gymnax": ["gymnax"], "jumanji": ["flaxrl.envs.mazes"]}
+    for name in ("distrax", "orbax.checkpoint", "clu.parameter_overview", *suites.get(config.env.name, [])):
+        importlib.import_module(name)
+
+
 def run_once(path: str, overrides: Sequence[str], imports: float) -> dict[str, float]:
     """A whole run in this process, nothing compiled before: its times in seconds, its rate, its final return."""
     jax.config.update("jax_enable_compilation_cache", False)
     config = load_config(path, overrides)
     use_cores(config)
+    began = time.perf_counter()
+    _import_late_ones(config)
+    imports += time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         run = Timed(config, f"{folder}/run")
