@@ -5,7 +5,7 @@
     python main.py --config=configs/ppo_minatar.py:SpaceInvaders-MinAtar
     python main.py --config=configs/ppo_minatar.py:Asterix-MinAtar
 
-On two CPU cores about a minute for a million steps; what each game reaches: docs/results.md.
+What each game reaches on two CPU cores: docs/results.md.
 """
 
 import flaxrl

