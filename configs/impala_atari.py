@@ -3,9 +3,9 @@
     python main.py --config=configs/impala_atari.py             # Pong
     python main.py --config=configs/impala_atari.py:breakout    # any other game
 
-On two CPU cores about 1,000 steps (4,000 frames) a second: the 3M steps of Pong take 53 minutes and end at a score of 20.2
-(greedy; sampled 18.4; 100 episodes each). A batch is 24 envs x 32 steps, learned from once in 8 minibatches of 3 envs; with
-more devices raise `--config.source.num_envs` to a multiple of 8 a device.
+On two CPU cores about 1,000 steps (4,000 frames) a second: the 3M steps of Pong take 53 minutes and end at a score of
+20.2 (greedy; sampled 18.4; 100 episodes each). A batch is 24 envs x 32 steps, learned from once in 8 minibatches of 3
+envs; with more devices raise `--config.source.num_envs` to a multiple of 8 a device.
 """
 
 import flaxrl
