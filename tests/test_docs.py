@@ -146,6 +146,8 @@ def test_commands_parse_and_check(page: str, line: str, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     config = _load(path).get_config(*([argument] if argument else []))
     overrides.apply(config, [f"{k.removeprefix('config.')}={v}" for k, v in flags.items() if k.startswith("config.")])
+    if "config.source.num_envs" not in flags and "config.mesh.data" not in flags and config.num_seeds == 1:
+        config.mesh.data = 1  # its number of envs is that of one device
     plan.check(config)
     own = {"workdir", "mode", "video", "out", "coordinator", "num_processes", "process_id", "eval_seed", "eval_setting"}
     assert {k for k in flags if not k.startswith("config.")} <= own
