@@ -98,5 +98,7 @@ def test_twenty_kills(tmp_path: Path) -> None:
     steps = [row["step"] for row in rows(workdir)]
     assert steps == sorted(set(steps)) == list(range(EVERY, TOTAL + 1, EVERY))
     assert steps == [row["step"] for row in rows(tmp_path / "whole")]
+    evaluated = [row["step"] for row in rows(workdir) if "eval/return_mean" in row]
+    assert evaluated == list(range(10 * EVERY, TOTAL + 1, 10 * EVERY)), "a kill during an evaluation lost it"
     assert saved(workdir) == TOTAL
     print(f"first save after {ready:.1f} s; saved before, resumed at, saved at the kill: {report}")
