@@ -1,6 +1,5 @@
 """Settings of all tests: several virtual CPU devices, strict ranks; warnings are errors (pyproject.toml)."""
 
-import contextlib
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,26 +16,13 @@ def pytest_configure(config):
     jax.config.update("jax_disable_most_optimizations", config.option.markexpr != "slow")
 
 
-@contextlib.contextmanager
-def _all_passes():
+@pytest.fixture
+def optimized():
+    """All the compiler's passes, for two programs whose numbers are to be equal bit by bit."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
-
-
-@pytest.fixture
-def optimized():
-    """All the compiler's passes, for two programs whose numbers are to be equal bit by bit."""
-    with _all_passes():
-        yield
-
-
-@pytest.fixture(scope="module")
-def optimized_module():
-    """The same for all tests of a file, and for what they share."""
-    with _all_passes():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -143,7 +143,7 @@ class Chunky(MLP):
 @pytest.mark.parametrize(("backend", "pieces"), [("cpu", 5), ("gpu", 0), ("tpu", 0)])
 def test_a_torso_runs_in_chunks_of_its_own_size_on_a_cpu_alone(monkeypatch, backend, pieces):
     """18 rows, 4 at a time; what a scan would be in the program, of a feed-forward agent, is the loop over them."""
-    agent = Agent(Chunky((6,)), CORES["feed_forward"], PolicyValue(SPEC), Sampled(), SPEC)
+    agent: Any = Agent(Chunky((6,)), CORES["feed_forward"], PolicyValue(SPEC), Sampled(), SPEC)
     variables, carry = setup(agent)
     with monkeypatch.context() as patched:
         patched.setattr(jax, "default_backend", lambda: backend)

@@ -69,7 +69,8 @@ def told(workdir: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     "config",
-    [normalised, *[pytest.param(f, marks=pytest.mark.slow) for f in (recurrent, sharded, steps, game)]],
+    # In the slow tests the compiler takes all its passes.
+    [normalised, *[pytest.param(f, marks=pytest.mark.slow) for f in (normalised, recurrent, sharded, steps, game)]],
     ids=lambda f: f.__name__,
 )
 def test_resumed_is_uninterrupted(tmp_path: Path, config: Any) -> None:

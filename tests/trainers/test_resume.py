@@ -35,7 +35,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, Path]:
     return train(small_config(6, **every(2)), folder), folder
 
 
-@pytest.mark.parametrize("stops", [(2,), (1, 5)])
+# In the slow tests the compiler takes all its passes.
+@pytest.mark.parametrize("stops", [(2,), (1, 5), *[pytest.param(s, marks=pytest.mark.slow) for s in ((2,), (1, 5))]])
 def test_interrupted_run_ends_bit_for_bit_the_same(
     tmp_path: Path, whole: tuple[Trainer, Path], stops: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
