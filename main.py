@@ -28,19 +28,26 @@ _VIDEO = flags.DEFINE_string("video", None, "With --mode=eval: a .gif or .mp4 fi
 _OUT = flags.DEFINE_string("out", None, "With --mode=plot: the picture's file; default curves.png.")
 _EVAL_SEED = flags.DEFINE_integer("eval_seed", None, "Evaluates this seed alone, of a run of several.")
 _EVAL_SETTING = flags.DEFINE_string("eval_setting", None, "Evaluates this setting of a sweep: learning_rate=0.001,...")
+_STOPPED = flags.DEFINE_integer(
+    "stopped_exit_code", None, "Exit status, 0 to 255, of training that a signal stopped before its end; default 0."
+)
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where several processes train.")
 _PROCESSES = flags.DEFINE_integer("num_processes", None, "How many they are.")
 _PROCESS = flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
 
 
-def main(argv: list[str]) -> None:
-    """Wires flags to Trainer, evaluation or plot; `argv[1:]` are the overrides that `cli.parse_flags` collected."""
+def main(argv: list[str]) -> int:
+    """Wires flags to Trainer, evaluation or plot; `argv[1:]` are the overrides that `cli.parse_flags` collected.
+
+    Returns:
+        The exit status.
+    """
     modes.check(_MODE.value, flags.FLAGS, overrides=argv[1:])
     if _MODE.value == "plot":
         from flaxrl import curves
 
         print(curves.plot(_WORKDIR.value or (), _OUT.value))
-        return
+        return 0
     workdir = modes.one_workdir(_WORKDIR.value)
     config = cli.load_config(_CONFIG.value, workdir, overrides=argv[1:])
     cli.use_cores(config)
@@ -56,10 +63,12 @@ def main(argv: list[str]) -> None:
         metrics = evaluate_workdir(workdir, config, seed=seed, setting=setting, video=_VIDEO.value)
         print(cli.table(metrics))
         print(json.dumps(cli.plain_metrics(metrics)))
-    else:
-        from flaxrl.trainers.trainer import Trainer
+        return 0
+    from flaxrl.trainers.trainer import Trainer
 
-        Trainer(config, workdir).run()
+    trainer = Trainer(config, workdir)
+    trainer.run()
+    return 0 if trainer.finished else _STOPPED.value or 0
 
 
 if __name__ == "__main__":

@@ -100,6 +100,8 @@ class Bench(Trainer):
         """Waits until every actor stands still: its queue is full, and the unroll that goes there next is done."""
         if self.actors.threads:
             while not all(q.full() for q in self.actors._queues):
+                if self.actors._error is not None:  # a thread that has died fills no queue
+                    raise self.actors._error
                 time.sleep(0.05)
             time.sleep(2 * (self.phases["time/env_seconds"] + self.phases["time/inference_seconds"]))
 

@@ -4,7 +4,8 @@
 
 An update is what a run's learner does with one batch of made-up frames: loss, gradient, Adam. A batch of unroll T
 and B envs is (T + 1) x B rows. Ours and the twin take turns, so that what else the machine does meets both. The ceiling
-is the rate of a 2048 x 2048 x 2048 float32 product, measured in between, over 3 x the FLOPs of a frame's forward pass.
+is the rate of a 2048 x 2048 x 2048 float32 product, measured in between, over the FLOPs of a row: 3 x those of a
+frame's forward pass, and 4 x for PPO, which values all rows before it learns.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from benchmarks.report import Rate, print_json, print_table, rate_of, trace
 from benchmarks.twins import FORWARD_FLOPS, TWINS
 from flaxrl.configuration import MeshSettings
 from flaxrl.envs.spec import ArraySpec, Discrete, EnvSpec
+from flaxrl.losses.base import Loss
+from flaxrl.losses.ppo import PPO
 from flaxrl.losses.vtrace import VTrace
 from flaxrl.models.agent import Agent
 from flaxrl.models.cores import LSTM, FeedForward
@@ -45,7 +48,15 @@ TORSOS: dict[str, tuple[Any, EnvSpec]] = {
     "resnet": (ImpalaResNet(channels_first=True), ATARI),
     "minatar": (MinAtarCNN(), EnvSpec(ArraySpec((10, 10, 6), np.bool_), Discrete(6))),
 }
-LOSSES: dict[str, Any] = {"vtrace": VTrace}
+LOSSES: dict[str, Callable[[str], Loss]] = {
+    "vtrace": lambda core: VTrace(),
+    "ppo": lambda core: PPO(minibatch="steps" if core == "feed_forward" else "sequences"),
+}
+"""Of a core."""
+
+PASSES = {"vtrace": 3, "ppo": 4}
+"""Forward passes that an update is worth: a backward pass is two, and PPO values the batch before it learns."""
+
 MATMUL = 2048
 
 
@@ -143,13 +154,13 @@ def take_turns(contestants: dict[str, Callable[[], float]], seconds: float, repe
 def compare(torso: str, core: str, loss: str, options: argparse.Namespace) -> tuple[list[list[Any]], dict[str, float]]:
     """Table rows and ratios of one torso, core and loss."""
     module, spec = TORSOS[torso]
-    ours = Learner(make_agent(module, core, options.dtype, None), spec, LOSSES[loss](), options)
+    ours = Learner(make_agent(module, core, options.dtype, None), spec, LOSSES[loss](core), options)
     contestants: dict[str, Callable[[], float]] = {"matmul": matmul(), "flaxrl": ours}
     if not options.no_twin:
         twin = make_agent(TWINS[torso](), core, options.dtype, 0)
-        contestants["nn.Conv"] = Learner(twin, spec, LOSSES[loss](), options)
+        contestants["nn.Conv"] = Learner(twin, spec, LOSSES[loss](core), options)
     rates = take_turns(contestants, options.seconds, options.repeats)
-    flops = 3 * FORWARD_FLOPS[torso]
+    flops = PASSES[loss] * FORWARD_FLOPS[torso]
     ceiling = rates["matmul"].median / flops
     plain = {"feed_forward", "vtrace"}  # what a name without them stands for
     name = "_".join([torso, *(part for part in (core, loss) if part not in plain)])

@@ -25,20 +25,46 @@ from flaxrl.trainers.trainer import Trainer
 
 
 class Watched(Trainer):
-    """Notes the resident memory at some updates, and stops at the last of them."""
+    """Notes the resident memory at some updates, and stops at the last of them.
+
+    Args:
+        config: of the run.
+        workdir: its folder.
+        at: numbers of updates, rounded up to whole calls.
+    """
 
     def __init__(self, config: Any, workdir: str, at: Sequence[int]):
         super().__init__(config, workdir)
-        self._at, self._process = sorted(at), psutil.Process()
+        per_call = self.plan.updates_per_call
+        self.at = sorted({-(-n // per_call) * per_call for n in at})
+        self._process = psutil.Process()
         self.seen: dict[int, float] = {}
 
     def _call(self) -> None:
         super()._call()
-        if len(self.seen) < len(self._at) and self.updates >= self._at[len(self.seen)]:
+        if self.updates in self.at:
             jax.block_until_ready(self.state.params)
             self.seen[self.updates] = self._process.memory_info().rss / 2**20
-        if len(self.seen) == len(self._at):
+        if self.updates >= self.at[-1]:
             raise SourceStopped
+
+
+def _check(run: Watched, first: int, last: int) -> None:
+    """Ends the program where the run could not be looked at twice."""
+    if not 0 < first < last:
+        raise SystemExit(f"error: --first={first} must be >= 1 and below --last={last}")
+    plan = run.plan
+    if plan.total_updates < last:
+        steps = last * plan.steps_per_update
+        raise SystemExit(
+            f"error: the run ends after {plan.total_updates} updates, before --last={last}: "
+            f"give it --config.total_steps={steps} or more, or a lower --last"
+        )
+    if len(run.at) < 2:
+        raise SystemExit(
+            f"error: --first={first} and --last={last} are in the same call of {plan.updates_per_call} updates: "
+            f"give --last={run.at[-1] + 1} or more"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -52,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     at = [options.first, (options.first + options.last) // 2, options.last]
     with tempfile.TemporaryDirectory() as folder:
         run = Watched(config, f"{folder}/run", at)
+        _check(run, options.first, options.last)
         run.run()
     print_table([("updates", "resident, MiB"), *run.seen.items()])
     sizes = list(run.seen.values())

@@ -26,15 +26,15 @@ from flaxrl.overrides import apply as apply_overrides
 from flaxrl.run_folder import RunFolder, check_values
 from flaxrl.trainers.writers import plain as plain_metrics
 
-_MODE_FLAGS = ("video", "out", "eval_seed", "eval_setting")
+_MODE_FLAGS = ("video", "out", "eval_seed", "eval_setting", "stopped_exit_code")
 _OWN_FLAGS = ("config", "workdir", "mode", "coordinator", "num_processes", "process_id", *_MODE_FLAGS, "help")
 
 
 def run(main: Callable[[list[str]], Any], argv: list[str] | None = None) -> None:
     """Runs `main` as absl does, and ends the process.
 
-    Exit codes: 0 done (an interrupted run that saved its state too), 1 the training failed, 2 bad input. A fault of the
-    user's gets one line on stderr; any other exception its traceback.
+    Exit codes: what `main` returns, None being 0 (done, or interrupted and saved), 1 the training failed, 2 bad input.
+    A fault of the user's gets one line on stderr; any other exception its traceback.
     """
     # A user's own package next to where the command is given: python puts the script's folder there, not this one.
     if os.getcwd() not in sys.path:

@@ -1,4 +1,4 @@
-"""Compiled programs are kept on disk, so that the second start of a run compiles nothing."""
+"""Compiled programs are kept on disk, so that the second start of a run compiles next to nothing."""
 
 from __future__ import annotations
 

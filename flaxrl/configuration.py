@@ -46,7 +46,7 @@ class LearnerSettings:
         reward_scaling: rewards are divided by the running deviation of the return discounted by this gamma, whatever
             the loss; None leaves them as they are. Metrics stay raw.
         reward_clip: scaled rewards are clipped to +- this; None leaves them.
-        max_skipped: the run ends after this many non-finite gradient steps in a row.
+        max_skipped: the run ends at a log where this many of the newest gradient steps, or more, were not finite.
     """
 
     epochs: int = 1

@@ -15,6 +15,7 @@ _ONLY = {
     "eval_seed": ("eval", "chooses what is evaluated"),
     "eval_setting": ("eval", "chooses what is evaluated"),
     "out": ("plot", "names a plot's picture"),
+    "stopped_exit_code": ("train", "is the exit status of training that a signal stopped"),
 }
 """Flag -> the mode that it belongs to, and what it does there."""
 
@@ -24,15 +25,19 @@ def check(mode: str, flag_values: flags.FlagValues, overrides: Sequence[str]) ->
 
     Args:
         mode: one of `MODES`.
-        flag_values: the parsed flags, `workdir` a list.
+        flag_values: the parsed flags, `workdir` a list, those of `_ONLY` None where they were not given.
         overrides: 'a.b=value' each, of --config.a.b=value.
 
     Raises:
-        ConfigError: naming the flag that is missing or out of place.
+        ConfigError: naming the flag that is missing, out of place or out of range.
     """
     for name, (owner, what) in _ONLY.items():
         if flag_values[name].value is not None and mode != owner:
-            raise ConfigError(f"--{name} {what}; with --mode={mode} it has no meaning: add --mode={owner}")
+            remedy = "leave it out" if owner == "train" else f"add --mode={owner}"
+            raise ConfigError(f"--{name} {what}; with --mode={mode} it has no meaning: {remedy}")
+    status = flag_values["stopped_exit_code"].value
+    if status is not None and not 0 <= status <= 255:
+        raise ConfigError(f"--stopped_exit_code={status} must be 0 to 255; the nearest is {min(max(status, 0), 255)}")
     if mode == "train":
         return
     if not any(flag_values["workdir"].value or ()):

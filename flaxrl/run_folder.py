@@ -1,4 +1,4 @@
-"""The folder of a run: `config.json`, the resolved config, and `versions.json`, what it was last trained with."""
+"""The folder of a run: its resolved config, what it was last trained with, and how far its evaluations came."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class RunFolder:
     def __init__(self, workdir: str | os.PathLike[str]):
         self.path = Path(workdir)
         self._config = self.path / "config.json"
+        self._evaluated = self.path / "evaluated.json"
 
     @property
     def has_run(self) -> bool:
@@ -104,15 +105,40 @@ class RunFolder:
         return flatten(self._completed())
 
     def evaluated(self, step: int) -> bool:
-        """Whether `metrics.jsonl` holds an evaluation at `step`."""
+        """Whether all evaluations that were due up to `step` are done, as far as the folder tells.
+
+        A folder of a version that noted none tells it by its `metrics.jsonl`.
+        """
+        noted = self._noted()
+        if noted is not None:
+            return step <= noted
         path = self.path / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []
         return any(f'"step": {step},' in line and '"eval/return_mean"' in line for line in lines)
+
+    def note_evaluated(self, step: int) -> None:
+        """Notes that all evaluations that were due up to `step` are done."""
+        _write_json(self._evaluated, {"step": step})
+
+    def forget_evaluations_beyond(self, step: int) -> None:
+        """A run starts, or goes on, at `step`: evaluations that are noted beyond it are to be done again."""
+        noted = self._noted()
+        if step == 0 or (noted is not None and noted > step):
+            self.note_evaluated(step)
 
     def load_versions(self) -> dict[str, str]:
         """Package -> version that last trained here; empty where that was not stored."""
         path = self.path / "versions.json"
         return json.loads(path.read_text()) if path.is_file() else {}
+
+    def _noted(self) -> int | None:
+        """The step up to which all evaluations are noted as done."""
+        if not self._evaluated.is_file():
+            return None
+        try:
+            return int(json.loads(self._evaluated.read_text())["step"])
+        except (ValueError, TypeError, KeyError):
+            return None  # then one evaluation may be done twice, which changes nothing
 
     def _read(self) -> dict[str, Any]:
         try:

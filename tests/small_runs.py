@@ -86,6 +86,7 @@ def stop(config: Any, workdir: Path, at: int) -> None:
     """A run that SIGTERM ends after `at` updates."""
     trainer = Stopped(config, workdir, at, lambda: signal.raise_signal(signal.SIGTERM))
     trainer.run()
+    assert not trainer.finished
     assert saved_steps(workdir)[-1] == trainer.steps == at * trainer.plan.steps_per_update
 
 

@@ -88,6 +88,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         def __init__(self, config: Any, workdir: str):
             seen.update(config=config, workdir=workdir)
             RunFolder(workdir).match(config)
+            self.finished = config.total_steps != 777
 
         def run(self) -> None:
             if seen["config"].total_steps == 666:
@@ -116,7 +117,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def command(*arguments: str) -> Result:
         seen.clear()
-        for name in ("config", "workdir", "mode", "video", "out", "process_id", "eval_seed", "eval_setting"):
+        for name in ("config", "workdir", "mode", "process_id", *cli._MODE_FLAGS):
             flags.FLAGS[name].unparse()
         with pytest.raises(SystemExit) as info:
             cli.run(main_module.main, ["main.py", *arguments])
@@ -152,6 +153,10 @@ def _forget_modules() -> None:
         (["--mode=eval"], "--mode=eval needs --workdir"),
         (["--video=x.gif"], "--video films an evaluation; with --mode=train it has no meaning: add --mode=eval"),
         (["--out=x.png"], "--out names a plot's picture; with --mode=train it has no meaning: add --mode=plot"),
+        (["--stopped_exit_code=300"], "--stopped_exit_code=300 must be 0 to 255; the nearest is 255"),
+        (["--stopped_exit_code=-1"], "--stopped_exit_code=-1 must be 0 to 255; the nearest is 0"),
+        (["--mode=eval", "--workdir=w", "--stopped_exit_code=7"], "with --mode=eval it has no meaning: leave it out"),
+        (["--stoped_exit_code=7"], "did you mean --stopped_exit_code?"),
         (["--vidoe=x.gif"], "unknown flag --vidoe; did you mean --video?"),
         (["--workdir=a", "--workdir=b"], "--workdir is given 2 times; only --mode=plot takes more than one"),
         (["--mode=plot", "--workdir=a"], "--config has no meaning with --mode=plot"),
@@ -242,6 +247,15 @@ def test_the_same_workdir_resumes_the_same_config_only(run: Run) -> None:
     assert run("--workdir=w").config.total_steps == 5000
     result = run("--config=exp.py", "--workdir=w", "--config.seed=1", "--config.model.hidden=3,")
     assert result.code == 2 and "model.hidden (64, 64) -> (3,), seed 0 -> 1" in result.err and result.config is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "code"),
+    [(777, [], 0), (777, ["--stopped_exit_code=75"], 75), (778, ["--stopped_exit_code=75"], 0)],
+)
+def test_a_run_that_a_signal_stopped_may_have_an_exit_code(run: Run, steps: int, given: list[str], code: int) -> None:
+    result = run("--config=exp.py", "--workdir=w", f"--config.total_steps={steps}", *given)
+    assert (result.code, result.err) == (code, "")
 
 
 def test_training_error_is_one_line_and_code_1(run: Run) -> None:

@@ -63,7 +63,7 @@ def resumed(output: Path) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1200)  # less than .ci/run gives to all the slow tests
 def test_twenty_kills(tmp_path: Path) -> None:
     cache, output, workdir = tmp_path / "cache", tmp_path / "output.txt", tmp_path / "killed"
     began = time.monotonic()
@@ -71,14 +71,14 @@ def test_twenty_kills(tmp_path: Path) -> None:
     while whole.poll() is None and not saved(tmp_path / "whole"):
         time.sleep(0.05)
     ready = time.monotonic() - began  # seconds to the first save; less where nothing has to be compiled
-    assert whole.wait(900) == 0, output.read_text()
+    assert whole.wait(300) == 0, output.read_text()
     moments, report = random.Random(11), []
     for number in range(KILLS):
         before = saved(workdir)
         began, process = time.monotonic(), start(workdir, cache, output)
         # Half of them at any time since the start, half of them once it has saved again: set up, training, saving.
         if number % 2:
-            deadline = time.monotonic() + 600
+            deadline = time.monotonic() + 120
             while saved(workdir) <= before and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             ready = min(ready, time.monotonic() - began)
@@ -93,10 +93,12 @@ def test_twenty_kills(tmp_path: Path) -> None:
         report.append((before, began_at, saved(workdir)))
     assert sum(began_at is not None and began_at > 0 for _, began_at, _ in report) >= KILLS // 4, report
     last = start(workdir, cache, output)
-    assert last.wait(900) == 0, output.read_text()
+    assert last.wait(300) == 0, output.read_text()
     assert resumed(output) == report[-1][-1]
     steps = [row["step"] for row in rows(workdir)]
     assert steps == sorted(set(steps)) == list(range(EVERY, TOTAL + 1, EVERY))
     assert steps == [row["step"] for row in rows(tmp_path / "whole")]
+    evaluated = [row["step"] for row in rows(workdir) if "eval/return_mean" in row]
+    assert evaluated == list(range(10 * EVERY, TOTAL + 1, 10 * EVERY)), "a kill during an evaluation lost it"
     assert saved(workdir) == TOTAL
     print(f"first save after {ready:.1f} s; saved before, resumed at, saved at the kill: {report}")

@@ -92,13 +92,16 @@ def test_only_process_0_prints_and_writes(both: Any, folder: Path) -> None:
     assert {p.name for p in (folder / "jax").iterdir()} == {
         "checkpoints",
         "config.json",
+        "evaluated.json",
         "metrics.jsonl",
         "versions.json",
     }
     assert saved_steps(folder / "jax") == [2 * STEPS, 4 * STEPS, 6 * STEPS]
 
 
-@pytest.mark.parametrize("kind", ["jax", pytest.param("lock_step", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["jax", *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("gymnax", "lock_step")]]
+)
 def test_one_process_goes_on(
     both: Any, folder: Path, alone: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,11 +39,12 @@ class Peers:
     Attributes:
         index: of this process.
         count: of processes.
+        on_end: called before a failure elsewhere ends this process; of one run, so reset when that ends.
     """
 
     def __init__(self, client: Any = None, index: int = 0, count: int = 1):
         self._client, self.index, self.count = client, index, count
-        self.on_end: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = _nothing
         self._asked: Callable[[], str | None] = lambda: None
         self._changed = threading.Condition()
         self._run = self._round = 0
@@ -189,6 +190,8 @@ class Peers:
             if lost is None:
                 raise
             raise lost from error
+        finally:
+            self.on_end = _nothing  # what it closes is closed
 
     def _explained(self, error: BaseException) -> TrainingError | None:
         """What a broken collective means; None for any other error."""
@@ -217,13 +220,16 @@ class Peers:
 
     def _end(self, code: int, reason: str) -> None:
         """Ends this process now: its main thread may be waiting for one that is gone."""
-        self.on_end()
-        print(f"error: {reason}", file=sys.stderr)
+        with contextlib.suppress(Exception):  # a terminal or pipe that is closed must not keep it alive
+            self.on_end()
+        with contextlib.suppress(Exception):
+            print(f"error: {reason}", file=sys.stderr)
         self._leave(code)
 
     def _leave(self, code: int) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
         if self.index == 0:
             time.sleep(4 * _POLL_S)  # with it goes the store, from which the others learn of the reason
         os._exit(code)
@@ -270,6 +276,10 @@ class Peers:
                 self._exit_code = 1
                 self._say(f"{_WATCH}failed/0", f"1 {lost}")
                 self._end(1, lost)
+
+
+def _nothing() -> None:
+    pass
 
 
 def settle(tree: Any) -> None:

@@ -84,8 +84,10 @@ class Program:
         self, metrics: dict[str, float], updates: int, state: TrainState, step: int, tell: Callable[[str], None]
     ) -> None:
         """Tells of gradient steps that were skipped in the last `updates`, see `skipped_steps.check_skipped`."""
-        share = metrics.get("loss/skipped", 0.0)
-        check_skipped(share, updates, state.skipped_in_row, self.plan.learner, step, tell)
+        learner = self.plan.learner
+        # A loss that ends epochs early takes fewer steps than the settings say.
+        taken = round(updates * metrics.get("loss/epochs", learner.epochs) * learner.minibatches)
+        check_skipped(metrics.get("loss/skipped", 0.0), taken, state.skipped_in_row, learner, step, tell)
 
     def summary(self, metrics: dict[str, float], state: TrainState) -> list[str]:
         """What is said of the last metrics at the end of a run, line by line."""

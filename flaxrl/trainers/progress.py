@@ -94,7 +94,7 @@ class Progress:
         part = min(self._step / self._total, 1.0) if self._total else 1.0
         full = int(part * _BAR)
         head = f"{part:4.0%} {'━' * full}{'─' * (_BAR - full)} {self._step:,}/{self._total:,} steps"
-        if self._step <= self._start:
+        if self._step <= self._start and self._step < self._total:
             return f"{head} | compiling, {_duration(self._clock() - self._began)}"
         parts = [head]
         rate = self.steps_per_second

@@ -10,15 +10,15 @@ from flaxrl.types import Array
 
 
 def check_skipped(
-    share: float, updates: int, in_row: Array, settings: LearnerSettings, step: int, tell: Callable[[str], None]
+    share: float, taken: int, in_row: Array, settings: LearnerSettings, step: int, tell: Callable[[str], None]
 ) -> None:
     """Tells of gradient steps that were skipped since the last log.
 
     Args:
         share: of the gradient steps since then, 0 to 1.
-        updates: since then.
+        taken: gradient steps since then, the skipped ones among them.
         in_row: int32 scalar, how many the newest gradient steps were in a row; read only where there are some.
-        settings: how many steps an update has, and how many may be skipped in a row.
+        settings: how many may be skipped in a row.
         step: of the run.
         tell: prints a line.
 
@@ -27,9 +27,9 @@ def check_skipped(
     """
     if not share:
         return
-    skipped, steps = int(in_row), updates * settings.epochs * settings.minibatches
+    skipped = int(in_row)
     tell(
-        f"warning: loss or gradient not finite: skipped {round(share * steps)} of the {steps} gradient steps up to "
+        f"warning: loss or gradient not finite: skipped {round(share * taken)} of the {taken} gradient steps up to "
         f"step {step:,}, the last {skipped} in a row"
     )
     if skipped >= settings.max_skipped:

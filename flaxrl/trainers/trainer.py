@@ -42,6 +42,10 @@ class Trainer:
         config: as `flaxrl.run_config` makes it.
         workdir: the run's folder; made if absent.
 
+    Attributes:
+        updates: done so far.
+        finished: whether `run` came to the end, the last evaluation included; False where a signal stopped it.
+
     Raises:
         ConfigError: a config that breaks a rule, or differs from the one stored in `workdir`.
     """
@@ -52,6 +56,7 @@ class Trainer:
         self._folder = run_folder.RunFolder(workdir)
         self._folder.check(config)
         self.updates = 0
+        self.finished = False
 
     @property
     def steps(self) -> int:
@@ -68,16 +73,15 @@ class Trainer:
             TrainingError: the run cannot go on; what was saved stays.
         """
         plan = self.plan = check(self.config)  # a source serves one run only
+        self.finished = False
         peers = self._peers = processes.current()
         use_cache()
         with Interrupt() as interrupt, contextlib.ExitStack() as self._resources, peers.together():
             peers.begin(lambda: interrupt.requested, run_folder.plain(self.config), str(self.workdir.absolute()))
             self._set_up()
             done = self.updates >= plan.total_updates
-            # stopped in its last evaluation
-            if done and not peers.from_first(lambda: self._folder.evaluated(self.steps)):
-                self._evaluate()
-            while not done and not peers.stops_at(self.updates // plan.updates_per_call):
+            broken_off = self._lacks_evaluation(done) and not self._evaluate(even_if_stopped=done)
+            while not (done or broken_off or peers.stops_at(self.updates // plan.updates_per_call)):
                 try:
                     self._call()
                 except SourceStopped:
@@ -88,7 +92,8 @@ class Trainer:
                 if done or plan.due(plan.checkpoint.every, self.updates):
                     self._save()
                 if done or plan.due(plan.eval.every, self.updates):
-                    self._evaluate(even_if_stopped=done)
+                    # All processes know of it, so they stop here: the evaluation can be made up at this update only.
+                    broken_off = not self._evaluate(even_if_stopped=done)
             if not done:
                 self._save()
             self._checkpointer.wait()
@@ -100,7 +105,10 @@ class Trainer:
                 self.progress.print(
                     f"{peers.stop_asked or 'stopped'}: saved at step {self.steps:,}; the same command goes on"
                 )
+            elif broken_off:
+                self.progress.print(f"{peers.stop_asked}: no evaluation at the end; the same command makes up for it")
             peers.agree(None, lambda _: None)  # none leaves while another still saves
+            self.finished = done and not broken_off
         return self.last_metrics
 
     def _stop(self) -> bool:
@@ -132,7 +140,7 @@ class Trainer:
         self._restore()
         call = self._program.make_call(self.state, self.data)
         # Only now, so that a config that cannot be set up does not claim the folder.
-        self._peers.from_first(lambda: self._folder.match(self.config))
+        self._peers.from_first(self._claim)
         check_shared(self._folder, self._peers)
         self._writers = make_writers(plan.log.writers, self.workdir, self.steps)
         resources.callback(self._writers.close)
@@ -155,6 +163,11 @@ class Trainer:
         self._peers.on_end = self.progress.close
         self._announce()
         self._clock, self._clock_updates = time.perf_counter(), self.updates
+
+    def _claim(self) -> None:
+        """Makes the folder this run's; process 0 alone."""
+        self._folder.match(self.config)
+        self._folder.forget_evaluations_beyond(self.steps)
 
     def _restore(self) -> None:
         self.updates = 0
@@ -215,20 +228,34 @@ class Trainer:
         metrics = {} if not calls else {"time/update_seconds": seconds / (calls * self.plan.updates_per_call)}
         return metrics if self._log_seconds is None else metrics | {"time/log_seconds": self._log_seconds}
 
-    def _evaluate(self, even_if_stopped: bool = True) -> None:
-        """Whole episodes on envs of its own, in process 0; keeps the parameters where they are the best so far."""
+    def _lacks_evaluation(self, done: bool) -> bool:
+        """Whether a kill or a signal kept the start before from the evaluation that was due where this one begins."""
+        due = self.updates > 0 and (done or self.plan.due(self.plan.eval.every, self.updates))
+        return due and not self._peers.from_first(lambda: self._folder.evaluated(self.steps))
+
+    def _evaluate(self, even_if_stopped: bool) -> bool:
+        """Whole episodes on envs of its own, in process 0; keeps the parameters where they are the best so far.
+
+        Returns:
+            Whether it came to its end; a signal may break it off, or keep it from beginning.
+        """
         started = time.perf_counter()
         model = held_here((self.state.params, self.state.variables), self.plan.mesh)
         metrics = self._peers.from_first(lambda: self._played(model) if even_if_stopped or not self._stop() else None)
         if metrics is None:
-            return
+            return False
         seconds = time.perf_counter() - started
         self._write(metrics | {"time/evaluation_seconds": seconds})
         self._writers.flush()
-        self._clock += seconds
-        self._checkpointer.save_best(
+        better = self._checkpointer.save_best(
             self.steps, self.state, self.source.snapshot(self.data), self._meta(), metrics["eval/return_mean"]
         )
+        if better:
+            self._checkpointer.wait()  # an evaluation is done once all that it leaves is on disk
+        if self._peers.index == 0:
+            self._folder.note_evaluated(self.steps)
+        self._clock += time.perf_counter() - started
+        return True
 
     def _played(self, model: tuple[PyTree, PyTree]) -> dict[str, float] | None:
         """The evaluation's metrics; None where a signal broke it off."""

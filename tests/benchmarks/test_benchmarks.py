@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import queue
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -78,18 +80,29 @@ def test_atari(config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert list((tmp_path / "trace").rglob("*.xplane.pb"))
 
 
+@pytest.mark.timeout(20)
+def test_atari_does_not_wait_for_a_dead_actor():
+    actors = SimpleNamespace(threads=1, _queues=[queue.Queue(1)], _error=RuntimeError("the emulator is on fire"))
+    bench: Any = SimpleNamespace(actors=actors)
+    with pytest.raises(RuntimeError, match="on fire"):
+        atari.Bench._rest(bench)
+
+
 def test_atari_refuses_a_source_without_actors(config: str):
     with pytest.raises(ConfigError, match="actor_threads"):
         atari.main([f"--config={config}:jax"])
 
 
 @pytest.mark.slow
-def test_learner(capsys: pytest.CaptureFixture[str]):
-    sizes = ["--torsos", "nature", "--cores", "lstm", "--unroll", "1", "--batch", "4"]
+@pytest.mark.parametrize(("torso", "core"), [("nature", "lstm"), ("minatar", "feed_forward")])
+def test_learner(capsys: pytest.CaptureFixture[str], torso: str, core: str):
+    sizes = ["--torsos", torso, "--cores", core, "--unroll", "1", "--batch", "4"]
     result = learner.main([*sizes, "--seconds", "0.01", "--repeats", "1"])
     line = _last_line(capsys)
     assert line.items() >= result.items()
-    assert all(line[f"nature_lstm_{ratio}"] > 0 for ratio in ("vs_conv", "of_ceiling", "rows_per_second"))
+    name = torso if core == "feed_forward" else f"{torso}_{core}"
+    for network in (name, f"{name}_ppo"):
+        assert all(line[f"{network}_{ratio}"] > 0 for ratio in ("vs_conv", "of_ceiling", "rows_per_second"))
 
 
 def test_the_twin_has_the_same_parameters():
@@ -104,6 +117,23 @@ def test_memory(config: str, capsys: pytest.CaptureFixture[str]):
     line = _last_line(capsys)
     assert line["growth"] == pytest.approx(line["last_mib"] / line["first_mib"] - 1)
     assert line["first_mib"] > 50
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (
+            ["--first=4", "--last=80"],
+            "ends after 50 updates, before --last=80: give it --config.total_steps=640 or more",
+        ),
+        (["--first=8", "--last=8"], "--first=8 must be >= 1 and below --last=8"),
+        (["--first=0", "--last=8"], "--first=0 must be >= 1"),
+        (["--first=4", "--last=8", "--config.source.updates_per_call=10"], "same call of 10 updates: give --last=11"),
+    ],
+)
+def test_memory_refuses_what_it_cannot_look_at_twice(config: str, sizes: list[str], message: str):
+    with pytest.raises(SystemExit, match=message):
+        memory.main([f"--config={config}:jax", *sizes])
 
 
 @pytest.mark.slow

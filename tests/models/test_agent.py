@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +134,21 @@ def test_torso_chunks_change_nothing():
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(variables)
 
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), f(whole), f(chunked))
+
+
+class Chunky(MLP):
+    cpu_chunk: ClassVar[int] = 4
+
+
+@pytest.mark.parametrize(("backend", "pieces"), [("cpu", 5), ("gpu", 0), ("tpu", 0)])
+def test_a_torso_runs_in_chunks_of_its_own_size_on_a_cpu_alone(monkeypatch, backend, pieces):
+    """18 rows, 4 at a time; what a scan would be in the program, of a feed-forward agent, is the loop over them."""
+    agent: Any = Agent(Chunky((6,)), CORES["feed_forward"], PolicyValue(SPEC), Sampled(), SPEC)
+    variables, carry = setup(agent)
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "default_backend", lambda: backend)
+        text = str(jax.make_jaxpr(agent.apply)(variables, unroll_inputs(), carry))
+    assert ("scan" in text) == (pieces > 0) and (f"length={pieces}" in text) == (pieces > 0)
 
 
 def test_last_action_and_reward_reach_the_model():

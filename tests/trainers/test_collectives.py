@@ -12,7 +12,14 @@ from jax.sharding import PartitionSpec as P
 from learner_setups import IMAGE, KERNELS, VECTOR, VTRACE, key, learner, made_up_trajectory, make_agent, mesh_of
 from surrogate import Surrogate
 
+from flaxrl import config_for
+from flaxrl.losses.ppo import PPO
 from flaxrl.trainers.optimizer import Optimizer
+from flaxrl.trainers.plan import check
+from flaxrl.trainers.program import make_program
+from flaxrl.trainers.setup import build_agent, env_factory
+from flaxrl.trainers.source import Runtime
+from tests.small_runs import small_config
 
 ADAM = Optimizer("adam", learning_rate=1e-2)
 BATCH, TIME = 16, 8
@@ -71,15 +78,17 @@ def test_fsdp_mesh_moves_nothing_in_loops_and_no_batch(name: str, accumulation: 
 SHUFFLED = {
     "sequences": (VTRACE, IMAGE, "lstm", {}),
     "sequences-in-pieces": (VTRACE, IMAGE, "lstm", {"accumulation": 2}),
-    "steps": (Surrogate(), IMAGE, "feed_forward", {}),
-    "steps-in-pieces": (Surrogate(), IMAGE, "feed_forward", {"accumulation": 2}),
+    "steps": (PPO(), IMAGE, "feed_forward", {}),
+    "steps-in-pieces": (PPO(target_kl=0.1), IMAGE, "feed_forward", {"accumulation": 2}),
+    "sequences-of-ppo": (PPO(minibatch="sequences"), VECTOR, "lstm", {}),
+    "surrogate-in-pieces": (Surrogate(), IMAGE, "feed_forward", {"accumulation": 2}),
 }
 LAYOUTS = {"data": {"data": 4}, "both": {"data": 2, "fsdp": 2}, "fsdp": {"data": 1, "fsdp": 4}}
 
 
 @pytest.mark.parametrize("layout", ["both", *[pytest.param(m, marks=pytest.mark.slow) for m in ("data", "fsdp")]])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if "pieces" in name else ()) for name in SHUFFLED]
+    "name", [pytest.param(name, marks=() if name in ("sequences", "steps") else pytest.mark.slow) for name in SHUFFLED]
 )
 def test_a_minibatch_reduces_the_gradient_once_and_nothing_else_moves(name: str, layout: str) -> None:
     loss, spec, core, settings = SHUFFLED[name]
@@ -95,6 +104,37 @@ def test_a_minibatch_reduces_the_gradient_once_and_nothing_else_moves(name: str,
     assert 0 < sum(moved.values()) <= parameters + SCALARS, minibatch
     if layout == "data":
         assert set(moved) == {"all-reduce"} and moved["all-reduce"] >= parameters, minibatch
+
+
+def _whole_call(layout: dict[str, int], core: str, loss: Any) -> tuple[list[Collective], int]:
+    """Collectives of all that a call of `jax_rollout` does, acting and learning, and its number of parameters."""
+    memory = config_for(core) if core == "feed_forward" else config_for(core, features=8)
+    source = config_for("jax_rollout", num_envs=BATCH, unroll_length=TIME)
+    mesh = config_for("mesh", **layout, rules=KERNELS if "fsdp" in layout else ())
+    config = small_config(1, source=source, core=memory, loss=loss, mesh=mesh)
+    plan, make_env = check(config), env_factory(config)
+    spec = make_env(1).spec
+    agent = build_agent(config, spec)
+    program = make_program(plan, agent, spec, plan.source)
+    state = program.init_state()
+    plan.source.setup(Runtime(make_env, agent, plan.mesh, plan.seed, plan.progress))
+    data = program.init_data(state)
+    size = sum(x.size for x in jax.tree.leaves(state.params))
+    return collectives(_text(program.make_call(state, data), state, data)), size
+
+
+@pytest.mark.parametrize("layout", ["both", *[pytest.param(m, marks=pytest.mark.slow) for m in ("data", "fsdp")]])
+@pytest.mark.parametrize("core", ["lstm", pytest.param("feed_forward", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loss", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
+def test_acting_moves_nothing_but_parameters(layout: str, core: str, loss: str) -> None:
+    """Envs step and agents act on each device alone: what moves is the gradient, parameters, and sums of metrics."""
+    block = config_for(loss, **({"minibatch": "sequences"} if loss == "ppo" else {}))
+    found, parameters = _whole_call(LAYOUTS[layout], core, block)
+    assert all(c.depth == 0 for c in found), "a collective inside a loop"
+    moved = _moved(found)
+    # Gathered to act, to prepare and to learn.
+    assert moved.pop("all-gather", 0) <= (0 if layout == "data" else 3 * parameters), found
+    assert 0 < sum(moved.values()) <= parameters + SCALARS, found
 
 
 def test_the_reader_sees_collectives_in_loops() -> None:

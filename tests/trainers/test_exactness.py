@@ -69,7 +69,8 @@ def told(workdir: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     "config",
-    [normalised, *[pytest.param(f, marks=pytest.mark.slow) for f in (recurrent, sharded, steps, game)]],
+    # In the slow tests the compiler takes all its passes.
+    [normalised, *[pytest.param(f, marks=pytest.mark.slow) for f in (normalised, recurrent, sharded, steps, game)]],
     ids=lambda f: f.__name__,
 )
 def test_resumed_is_uninterrupted(tmp_path: Path, config: Any) -> None:
@@ -83,9 +84,8 @@ def test_resumed_is_uninterrupted(tmp_path: Path, config: Any) -> None:
     assert_same(parts.data, whole.data)
     ours, theirs = told(tmp_path / "parts"), told(tmp_path / "whole")
     assert [line["step"] for line in ours] == [64, 128, 192, 256]
-    # The stop leaves out one evaluation; everything else that is told, the learning rate too, is the same number.
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine == {k: v for k, v in other.items() if not k.startswith("eval/") or mine["step"] != 128}
+    # Everything that is told is the same number: the learning rate, and the evaluation that was due at the stop.
+    assert ours == theirs and all("eval/return_mean" in line for line in ours)
     rates = [line["loss/learning_rate"] for line in theirs]
     assert len(set(rates)) == 4
 

@@ -130,24 +130,31 @@ def test_the_start_tells_what_a_device_holds(tmp_path: Path, mesh: str, capsys: 
 # -- another mesh ------------------------------------------------------------------------------------------------------
 
 MOVES = [
-    ("data", "one"),
+    ("data", "one", "vtrace"),
     *[
-        pytest.param(*move, marks=SLOW)
+        pytest.param(*move, "vtrace", marks=SLOW)
         for move in (("one", "data"), ("data", "both"), ("both", "data"), ("one", "fsdp"), ("fsdp", "one"))
     ],
+    *[pytest.param(*move, "ppo", marks=SLOW) for move in (("one", "data"), ("fsdp", "one"))],
 ]
+LOSSES = {"vtrace": {}, "ppo": {"minibatch": "sequences"}}
+
+
+def moving(mesh: str, updates: int, loss: str) -> Any:
+    """A run whose numbers no mesh changes: it does not shuffle."""
+    return config_of(mesh, updates, loss=config_for(loss, **LOSSES[loss]), **every(2))
 
 
 @pytest.fixture(scope="module")
-def stayed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
-    """For a mesh, state and data after two updates and then after four, of a run that stayed there."""
+def stayed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Any, Any]]:
+    """For a mesh and loss, state and data after two updates and then after four, of a run that stayed there."""
 
     @functools.cache
-    def ends(mesh: str) -> tuple[Any, Any]:
+    def ends(mesh: str, loss: str) -> tuple[Any, Any]:
         folder = tmp_path_factory.mktemp(mesh)
         two, four = (
             (host(jax.tree.map(_plain, (t.state, t.data))), folder)
-            for t in (train(config_of(mesh, n, **every(2)), folder) for n in (2, 4))
+            for t in (train(moving(mesh, n, loss), folder) for n in (2, 4))
         )
         return two, four
 
@@ -158,18 +165,18 @@ def _plain(x: Any) -> Any:
     return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
-@pytest.mark.parametrize(("before", "after"), MOVES)
-def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path, before: str, after: str, stayed: Any) -> None:
-    train(config_of(before, 2, **every(2)), tmp_path)
+@pytest.mark.parametrize(("before", "after", "loss"), MOVES)
+def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path, before: str, after: str, loss: str, stayed: Any) -> None:
+    train(moving(before, 2, loss), tmp_path)
     # Nothing is left to do, so this only restores: bit for bit what was saved, laid out as the new mesh wants it.
-    there = train(config_of(after, 2, **every(2)), tmp_path)
-    assert_same(host(jax.tree.map(_plain, (there.state, there.data))), stayed(before)[0][0])
+    there = train(moving(after, 2, loss), tmp_path)
+    assert_same(host(jax.tree.map(_plain, (there.state, there.data))), stayed(before, loss)[0][0])
     if after != "one":
         assert_split(there.state, there.plan.mesh.shape["fsdp"])
     agent = load(tmp_path)  # on one device
     assert_same(host(agent.params), host(there.state.params))
     # It goes on: without a shuffle every mesh computes the same.
-    later = train(config_of(after, 4, **every(2)), tmp_path)
+    later = train(moving(after, 4, loss), tmp_path)
     assert [line["step"] for line in rows(tmp_path)] == [16, 32] and int(later.state.updates) == 4
     assert all_finite(later.state)
-    assert_close(host(later.state.params), stayed(before)[1][0][0].params, 1e-4)
+    assert_close(host(later.state.params), stayed(before, loss)[1][0][0].params, 1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from flaxrl import ConfigError
 from flaxrl.run_folder import RunFolder
+from flaxrl.trainers import peers as peers_module
 from flaxrl.trainers import shared_folder
 from flaxrl.trainers.differences import config_difference
 from flaxrl.trainers.metrics import MetricsBuffer
@@ -219,3 +221,41 @@ def test_host_metrics_are_added_over_processes_whatever_their_names() -> None:
         return buffer.read(peers.agree)
 
     assert together(2, work) == 2 * [{"actor/episode_return": 3.0, "time/a_seconds": 2.5}]
+
+
+class Closed:
+    """A stream whose reader is gone."""
+
+    def write(self, text: str) -> None:
+        raise ValueError("I/O operation on closed file.")
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def test_a_closed_terminal_does_not_keep_a_process_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise BrokenPipeError
+
+    ended: list[int] = []
+    peers = Peers()
+    peers.on_end = fails
+    with monkeypatch.context() as patched:
+        patched.setattr(peers_module, "_POLL_S", 0.0)
+        patched.setattr(peers_module.os, "_exit", ended.append)
+        patched.setattr(peers_module.sys, "stdout", Closed())
+        patched.setattr(peers_module.sys, "stderr", Closed())
+        peers._end(3, "process 1 failed")
+    assert ended == [3]
+
+
+@pytest.mark.parametrize("error", [None, OSError("as if killed")])
+def test_what_a_run_leaves_to_be_closed_is_forgotten_when_it_ends(error: OSError | None) -> None:
+    closed: list[bool] = []
+    peers = Peers()
+    with contextlib.suppress(OSError), peers.together():
+        peers.on_end = lambda: closed.append(True)
+        if error is not None:
+            raise error
+    peers.on_end()
+    assert closed == []

@@ -61,6 +61,13 @@ def test_a_resumed_run_counts_from_where_it_starts() -> None:
     assert progress.steps_per_second == pytest.approx(10)
 
 
+def test_a_finished_run_compiles_nothing() -> None:
+    progress, clock, _ = make(total=1000, start=1000)
+    clock.now += 5
+    progress.update(1000, {"eval/return_mean": 7.0})
+    assert progress.line().startswith("100%") and progress.line().endswith("1,000/1,000 steps | eval 7")
+
+
 def test_tick_is_rate_limited_and_cheap() -> None:
     progress, clock, _ = make(total=10**6)
     for step in range(1, 1001):

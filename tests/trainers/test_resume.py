@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from absl import logging
 
-from flaxrl import ConfigError, Trainer
+from flaxrl import ConfigError, Trainer, config_for
 from tests.small_runs import (
     STEPS,
     Stopped,
@@ -34,7 +35,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, Path]:
     return train(small_config(6, **every(2)), folder), folder
 
 
-@pytest.mark.parametrize("stops", [(2,), (1, 5)])
+# In the slow tests the compiler takes all its passes.
+@pytest.mark.parametrize("stops", [(2,), (1, 5), *[pytest.param(s, marks=pytest.mark.slow) for s in ((2,), (1, 5))]])
 def test_interrupted_run_ends_bit_for_bit_the_same(
     tmp_path: Path, whole: tuple[Trainer, Path], stops: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,10 +52,8 @@ def test_interrupted_run_ends_bit_for_bit_the_same(
     ours, theirs = rows(tmp_path), rows(whole[1])
     assert [r["step"] for r in ours] == [r["step"] for r in theirs] == [16, 32, 48]
     returns = [r["eval/return_mean"] for r in theirs]
-    # No evaluation while it is told to stop; all others are those of the run that nothing stopped.
-    assert [r.get("eval/return_mean") for r in ours] == [
-        None if 2 in stops and i == 0 else x for i, x in enumerate(returns)
-    ]
+    # Also the one that was due when it was told to stop: the next start makes up for it.
+    assert [r.get("eval/return_mean") for r in ours] == returns
 
 
 def test_crashed_run_goes_on_from_its_last_checkpoint(tmp_path: Path, whole: tuple[Trainer, Path]) -> None:
@@ -64,6 +64,40 @@ def test_crashed_run_goes_on_from_its_last_checkpoint(tmp_path: Path, whole: tup
     trainer = train(config, tmp_path)
     assert_same(trainer.state, whole[0].state)
     assert [r["step"] for r in rows(tmp_path)] == [16, 32, 48]
+
+
+@pytest.mark.parametrize("broken", ["evaluate.Evaluator.run", "checkpoint.Checkpointer.save_best"])
+def test_an_evaluation_that_a_kill_broke_off_is_made_up_for(
+    tmp_path: Path, whole: tuple[Trainer, Path], monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """With all that it leaves: its metrics, and the parameters where they are the best."""
+    config = small_config(6, **every(2, checkpoint=config_for("checkpoint", every=16, keep=20, keep_best=20)))
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="as if killed"):
+        patched.setattr(f"flaxrl.trainers.{broken}", lambda *_: crash())
+        train(config, tmp_path)
+    assert saved_steps(tmp_path) == [16] and saved_steps(tmp_path, "best") == []
+    assert train(config, tmp_path).finished
+    returns, expected = ([r["eval/return_mean"] for r in rows(folder)] for folder in (tmp_path, whole[1]))
+    assert returns == expected and saved_steps(tmp_path, "best")[0] == 16
+
+
+def test_a_run_that_goes_back_evaluates_again_what_it_forgot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the second evaluation of a step whose first one a damaged checkpoint made void."""
+    config = small_config(4, **every(2))
+    train(config, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "latest" / "32")
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="as if killed"):
+        patched.setattr("flaxrl.trainers.evaluate.Evaluator.run", lambda *_: crash())
+        train(config, tmp_path)
+    train(config, tmp_path)
+    assert ["eval/return_mean" in r for r in rows(tmp_path)] == [True, True]
+
+
+def test_a_finished_run_is_evaluated_once_whatever_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(2, log=config_for("log", every=STEPS, writers=()))
+    train(config, tmp_path)
+    monkeypatch.setattr("flaxrl.trainers.evaluate.Evaluator.run", lambda *_: crash())
+    assert Trainer(config, tmp_path).run() == {}
 
 
 def test_host_envs_start_anew_but_counters_and_schedules_go_on(tmp_path: Path) -> None:

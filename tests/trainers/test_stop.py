@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flaxrl import Trainer
+from flaxrl import Trainer, processes
 from flaxrl.envs.fake import HostScripted
 from flaxrl.trainers import evaluate as evaluate_module
-from tests.small_runs import STEPS, host_config, rows, saved_steps
+from flaxrl.trainers.peers import Peers
+from tests.small_runs import STEPS, every, host_config, rows, saved_steps, train
 
 
 def after(seconds: float) -> None:
@@ -23,9 +26,9 @@ def after(seconds: float) -> None:
     threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
 
 
-def test_a_signal_breaks_off_an_evaluation_and_the_next_start_does_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def evaluations_interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SIGTERM comes in each evaluation, once it has begun."""
     play = evaluate_module.Evaluator._play_host
 
     def interrupted(self: Any, env: Any, *rest: Any) -> Any:
@@ -36,12 +39,47 @@ def test_a_signal_breaks_off_an_evaluation_and_the_next_start_does_it_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(evaluate_module.Evaluator, "_play_host", interrupted)
-        Trainer(host_config(3), tmp_path).run()
-    assert saved_steps(tmp_path) == [3 * STEPS]
-    assert not any("eval/return_mean" in row for row in rows(tmp_path))
-    Trainer(host_config(3), tmp_path).run()
-    assert [row["step"] for row in rows(tmp_path) if "eval/return_mean" in row] == [3 * STEPS]
-    assert Trainer(host_config(3), tmp_path).run() == {}
+        yield
+
+
+def evaluated(workdir: Path) -> list[int]:
+    """Steps at which the metrics have an evaluation."""
+    return [row["step"] for row in rows(workdir) if "eval/return_mean" in row]
+
+
+def test_a_signal_breaks_off_an_evaluation_and_the_next_start_does_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with evaluations_interrupted(monkeypatch):
+        trainer = train(host_config(3), tmp_path)
+    assert saved_steps(tmp_path) == [3 * STEPS] and evaluated(tmp_path) == [] and not trainer.finished
+    assert "SIGTERM: no evaluation at the end; the same command makes up for it" in capsys.readouterr().out
+    assert train(host_config(3), tmp_path).finished and evaluated(tmp_path) == [3 * STEPS]
+    again = Trainer(host_config(3), tmp_path)
+    assert again.run() == {} and again.finished
+
+
+class Late(Peers):
+    """Stops a run one call after it was told to, as several processes may."""
+
+    _told = False
+
+    def stops_at(self, call: int) -> bool:
+        told, self._told = self._told, self.stop_asked is not None
+        return told
+
+
+def test_a_run_stops_at_the_evaluation_that_was_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only there can it be made up for."""
+    config = host_config(6, **every(2))
+    monkeypatch.setattr(processes, "current", Late)
+    with evaluations_interrupted(monkeypatch):
+        train(config, tmp_path)
+        assert saved_steps(tmp_path) == [2 * STEPS] and evaluated(tmp_path) == []
+        train(config, tmp_path)  # another signal while it is made up for
+        assert saved_steps(tmp_path) == [2 * STEPS] and evaluated(tmp_path) == []
+    train(config, tmp_path)
+    assert evaluated(tmp_path) == [2 * STEPS, 4 * STEPS, 6 * STEPS]
 
 
 class Hanging(HostScripted):

@@ -52,7 +52,7 @@ def test_run_logs_evaluates_saves_and_leaves_nothing_running(tmp_path: Path, thr
     assert all(0 <= line["actor/episode_return"] <= 5 and line["actor/episode_length"] == 5 for line in lines[:2])
     assert all(np.isfinite(line["loss/total"]) for line in lines)
     assert last == lines[0] | lines[1] | lines[2]
-    assert saved_meta(tmp_path / "run")["steps"] == 56 and int(trainer.state.updates) == 7
+    assert saved_meta(tmp_path / "run")["steps"] == 56 and int(trainer.state.updates) == 7 and trainer.finished
 
 
 def test_seed_decides_the_run(tmp_path: Path) -> None:
@@ -157,16 +157,32 @@ def test_nothing_compiles_once_everything_has_run(
     assert compiled[1] > 0 and compiled[5] == compiled[12]
 
 
-def test_memory_does_not_grow(tmp_path: Path) -> None:
-    process, used = psutil.Process(), {}
+def memory_used(config: Any, workdir: Path, at: tuple[int, int]) -> list[float]:
+    """Resident MiB after some updates of a run, and after more of them."""
+    process, used = psutil.Process(), []
 
     def watch(updates: int) -> None:
-        if updates in (200, 600):
-            used[updates] = process.memory_info().rss / 2**20
+        if updates in at:
+            used.append(process.memory_info().rss / 2**20)
 
+    Watched(config, workdir, watch).run()
+    return used
+
+
+def test_memory_does_not_grow(tmp_path: Path) -> None:
     log = config_for("log", every=5 * STEPS, writers=("json_lines",))
-    Watched(small_config(600, log=log), tmp_path / "run", watch).run()
-    assert used[600] - used[200] < 1.0  # MiB; keeping the metrics of 400 updates would take 2.2
+    early, late = memory_used(small_config(600, log=log), tmp_path / "run", (200, 600))
+    assert late - early < 1.0  # MiB; keeping the metrics of 400 updates would take 2.2
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_in_a_long_run_that_does_everything(tmp_path: Path) -> None:
+    """PPO on a game of gymnax, a line of metrics each update, an evaluation and a checkpoint each hundred."""
+    cadence = every(100, log=config_for("log", every=STEPS), checkpoint=config_for("checkpoint", every=100 * STEPS))
+    settings = cadence | {"loss": config_for("ppo"), "learner": config_for("learner", epochs=2, minibatches=2)}
+    config = small_config(2000, config_for("gymnax", game="CartPole-v1"), **settings)
+    early, late = memory_used(config, tmp_path / "run", (500, 2000))
+    assert late - early < 0.02 * early
 
 
 def test_steps_go_beyond_31_bits(tmp_path: Path) -> None:
@@ -178,8 +194,9 @@ def test_steps_go_beyond_31_bits(tmp_path: Path) -> None:
     checkpointer.close()
     train(small_config(updates + 4, **every(1)), tmp_path / "run")
     lines = rows(tmp_path / "run")
-    assert [line["step"] - 2**31 for line in lines[1:]] == [-8, 0, 8, 16]
-    assert all(0 <= line["loss/learning_rate"] < 1e-6 and np.isfinite(line["loss/total"]) for line in lines[1:])
+    # At the step that it goes on from, only the evaluation that was due there.
+    assert [line["step"] - 2**31 for line in lines[1:]] == [-16, -8, 0, 8, 16] and "eval/return_mean" in lines[1]
+    assert all(0 <= line["loss/learning_rate"] < 1e-6 and np.isfinite(line["loss/total"]) for line in lines[2:])
     assert load(tmp_path / "run").step == 2**31 + 16 == saved_meta(tmp_path / "run")["frames"]
 
 
