@@ -150,7 +150,7 @@ def test_it_plays_what_jumanji_plays(game):
     ],
 )
 def test_actions_and_masks(game, kwargs, action, mask_size):
-    spec = Jumanji(game, kwargs=kwargs).spec
+    spec = build.build(config_for("jumanji", game=game, kwargs=kwargs)).spec
     assert spec.action == action and spec.action_mask and spec.mask_size == mask_size
 
 
