@@ -101,7 +101,7 @@ class Gymnasium(HostEnv):
             env.close()
 
     def reset(self, seed: int) -> Timestep:
-        """Restarts every env, env i from `seed + i` (`vectorized`: from what it makes of `seed`); answers FIRST rows."""
+        """Restarts every env, env i from `seed + i` (`vectorized`: what it makes of `seed`); answers FIRST rows."""
         spec, spaces = self.spec, self._spaces
         if self._envs is None:
             self._envs = self._make()
