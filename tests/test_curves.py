@@ -196,9 +196,11 @@ def test_the_lines_of_the_picture_are_the_curves(tmp_path: Path, monkeypatch: py
         ("x.jpg", r"--out=x.jpg must end in .png, .svg or .pdf; did you mean x.png\?"),
         ("curves", r"did you mean curves.png\?"),
         (".", r"--out=. is a folder; give a file, curves.png"),
+        ("file.txt/new/x.png", r"--out=file.txt/new/x.png: file.txt is a file, not a folder; did you mean x.png\?"),
     ],
 )
 def test_wrong_files_are_one_line(out: str, message: str) -> None:
+    Path("file.txt").write_text("")
     with pytest.raises(ConfigError, match=message):
         curves.plot(["nowhere"], out)
 

@@ -36,7 +36,7 @@ def check_video(path: str, config: Any) -> None:
     """Checks, before anything is loaded or compiled, that the agent of `config` can be filmed into a file.
 
     Raises:
-        ConfigError: a wrong suffix, an MP4 without ffmpeg, an env that draws nothing.
+        ConfigError: a file that cannot be written, an MP4 without ffmpeg, an env that draws nothing.
     """
     check_path(path)
     check_env(config)
