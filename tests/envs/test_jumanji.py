@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -8,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jumanji.environments import Maze
+from jumanji.types import StepType
 
 from flaxrl import build, config_for
+from flaxrl.envs import mazes
 from flaxrl.envs.base import AutoReset
 from flaxrl.envs.jumanji import Jumanji
 from flaxrl.envs.spec import Discrete, MultiDiscrete
@@ -93,6 +97,28 @@ def test_2048_ends_when_nothing_moves_and_has_no_limit_of_its_own():
     assert last.any() and np.all(rows.discount[last] == 0) and not rows.action_mask[last].any()
     rows = _play(Jumanji("Game2048", max_steps=3), [LEFT, UP, RIGHT])
     assert rows.step_type[3] == LAST and rows.discount[3] == 1
+
+
+class Interrupted(Maze):
+    """A maze that breaks off after two steps, by its own say: the last timestep's discount stays 1."""
+
+    def step(self, state, action):
+        state, timestep = super().step(state, action)
+        step_type = jnp.where(state.step_count >= 2, StepType.LAST, timestep.step_type)
+        return state, dataclasses.replace(timestep, step_type=step_type)
+
+
+def test_a_games_own_end_with_discount_1_truncates(monkeypatch):
+    """Unless its discount is 0 on that step: the goal of 2 x 2 cells is two moves away."""
+
+    def make(size: int = 3, time_limit: int | None = None) -> Interrupted:
+        return Interrupted(mazes.empty_maze(size).generator, time_limit=time_limit)
+
+    monkeypatch.setitem(mazes.MAZES, "Interrupted-v0", make)
+    rows = _play(Jumanji("interrupted"), [UP] * 4)
+    assert rows.step_type.tolist() == [FIRST, MID, LAST, FIRST, MID] and np.all(rows.discount == 1)
+    rows = _play(Jumanji("interrupted", kwargs={"size": 2}), [RIGHT, DOWN])
+    assert rows.step_type.tolist() == [FIRST, MID, LAST] and rows.discount.tolist() == [1, 1, 0]
 
 
 def test_a_horizon_that_scales_the_rewards_terminates():
