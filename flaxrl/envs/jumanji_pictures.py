@@ -29,6 +29,7 @@ def painter(env: Any) -> Callable[[Any], np.ndarray]:
     shown: list[np.ndarray] = []
 
     def keep(figure: Any) -> np.ndarray:
+        _put_in_view(figure)
         # The canvas is painted over by the next picture.
         shown.append(np.array(viewer._display_rgb_array(figure), np.uint8)[..., :3])
         return shown[-1]
@@ -42,3 +43,11 @@ def painter(env: Any) -> Callable[[Any], np.ndarray]:
         return shown.pop()
 
     return paint
+
+
+def _put_in_view(figure: Any) -> None:
+    """Extends axes without limits to the lines in them: matplotlib does not count what a viewer adds as an artist."""
+    for axes in figure.axes:
+        if axes.lines and not np.isfinite(axes.dataLim.get_points()).all():
+            axes.update_datalim(np.concatenate([line.get_xydata() for line in axes.lines]))
+            axes.autoscale_view()

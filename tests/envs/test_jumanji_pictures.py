@@ -47,11 +47,13 @@ GAMES = {
 }
 
 
-@pytest.mark.parametrize("game", GAMES)
+SLOW = ("search_and_rescue", "mmst")
+
+
+@pytest.mark.parametrize("game", [pytest.param(g, marks=[pytest.mark.slow] if g in SLOW else []) for g in GAMES])
 def test_a_game_is_drawn(game):
     env = Jumanji(game, kwargs=GAMES[game])
     with jax.numpy_rank_promotion("allow"):  # SearchAndRescue relies on it
-        env.prepare_render()
         frame = env.render(jax.jit(env.reset)(jax.random.key(0))[0])
     assert frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[-1] == 3
     assert len(np.unique(frame)) > 2, "a blank picture"
