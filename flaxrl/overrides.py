@@ -97,7 +97,7 @@ def _find(config: config_dict.ConfigDict, path: str) -> tuple[config_dict.Config
                 return block, key, raw  # a new key of a field that is a dict
             raise ConfigError(f"--config.{path}: no such field; {_hint(config, block, path, depth)}")
         if depth < len(parents):
-            raw = raw or (build.is_block(block) and part in build.raw_fields(build.resolve(block["name"])))
+            raw = raw or (build.is_block(block) and part in build.raw_fields(build.resolve(str(block["name"]))))
             above, block = block, block[part]
     value = block[key]
     if isinstance(value, config_dict.ConfigDict):
