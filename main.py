@@ -53,13 +53,14 @@ def main(argv: list[str]) -> int:
     cli.use_cores(config)
     cli.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, train=_MODE.value == "train")
     workdir = cli.run_workdir(workdir, lambda: config_flags.get_config_filename(flags.FLAGS["config"]))
-    cli.check(config, workdir, train=_MODE.value == "train", video=_VIDEO.value)
+    seed, setting = _EVAL_SEED.value, _EVAL_SETTING.value
+    chosen = seed is not None or setting is not None
+    cli.check(config, workdir, train=_MODE.value == "train", video=_VIDEO.value, chosen=chosen)
 
     # Imported late, so that a wrong flag or config is answered before checkpointing and env suites load.
     if _MODE.value == "eval":
         from flaxrl.trainers.evaluate import evaluate_workdir
 
-        seed, setting = _EVAL_SEED.value, _EVAL_SETTING.value
         metrics = evaluate_workdir(workdir, config, seed=seed, setting=setting, video=_VIDEO.value)
         print(cli.table(metrics))
         print(json.dumps(cli.plain_metrics(metrics)))

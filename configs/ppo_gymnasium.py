@@ -14,7 +14,7 @@ from flaxrl import config_for
 def get_config(env_id: str = "CartPole-v1"):
     return flaxrl.run_config(
         seed=0,
-        total_steps=500_000,
+        total_steps=499_712,
         env=config_for("gymnasium", id=env_id),
         model=config_for(
             "agent",

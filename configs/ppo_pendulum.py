@@ -13,7 +13,7 @@ from flaxrl import config_for
 def get_config():
     return flaxrl.run_config(
         seed=0,
-        total_steps=1_000_000,
+        total_steps=999_424,
         env=config_for("gymnax", game="Pendulum-v1"),
         model=config_for(
             "agent",

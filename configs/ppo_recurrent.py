@@ -17,7 +17,7 @@ def get_config(core: str = "gru"):
         raise ConfigError(f"ppo_recurrent takes one of {', '.join(CORES)}; {core!r} is none of them")
     return flaxrl.run_config(
         seed=0,
-        total_steps=500_000,
+        total_steps=499_712,
         env=config_for("gymnax", game="CartPole-v1", observed=(0, 2)),
         model=config_for(
             "agent",

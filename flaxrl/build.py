@@ -160,6 +160,11 @@ def _typed(value: Any, annotation: Any) -> Any:
     return value
 
 
+def raw_fields(cls: type) -> set[str]:
+    """Fields of a class that are plain dicts: what they hold is the class's own affair, even where it has a `name`."""
+    return {name for name, annotation in annotations_of(cls).items() if annotation is dict}
+
+
 def is_block(value: Any) -> bool:
     """Whether a config value is itself a block to build."""
     return isinstance(value, (config_dict.ConfigDict, dict)) and "name" in value
@@ -206,6 +211,6 @@ def _made(value: Any, annotation: Any, where: str, context: dict[str, Any]) -> A
     holds_blocks = typing.get_origin(annotation) is dict and hasattr(typing.get_args(annotation)[1], "apply")
     if holds_blocks and isinstance(value, (config_dict.ConfigDict, dict)):
         return {k: build(value[k], f"{where}.{k}", **context) for k in value}
-    if is_block(value):
+    if is_block(value) and annotation is not dict:
         return build(value, where, **context)
     return value.to_dict() if isinstance(value, config_dict.ConfigDict) else value

@@ -1,12 +1,14 @@
-"""Checks of configuration values, used in `__post_init__`, before anything compiles."""
+"""Checks of what a user gives, before anything compiles: configuration values, in `__post_init__`, and files."""
 
 from __future__ import annotations
 
 import difflib
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from flaxrl.errors import ConfigError
@@ -117,3 +119,23 @@ def matches(value: Any, annotation: Any) -> bool:
             return all(matches(v, args[0]) for v in value)
         return len(value) == len(args) and all(matches(v, a) for v, a in zip(value, args, strict=True))
     return True
+
+
+def writable(path: Path, flag: str) -> None:
+    """Checks that a file can be written; the folders that it lies in need not be there yet.
+
+    Args:
+        path: of the file.
+        flag: that names it, for the message.
+
+    Raises:
+        ConfigError: what is there does not let it be written.
+    """
+    here = next(p for p in (path, *path.parents) if os.path.exists(p))
+    if here == path and not path.is_dir():
+        if not os.access(path, os.W_OK):
+            raise ConfigError(f"{flag}={path} is there and cannot be written; name another file")
+    elif not here.is_dir():
+        raise ConfigError(f"{flag}={path}: {here} is a file, not a folder; did you mean {here.parent / path.name}?")
+    elif not os.access(here, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag}={path}: the folder {here} cannot be written to; did you mean {path.name}?")

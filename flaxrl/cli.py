@@ -19,7 +19,7 @@ from absl import app, flags, logging
 from ml_collections import config_dict
 
 from flaxrl import checks, processes
-from flaxrl.build import Config
+from flaxrl.build import Config, build
 from flaxrl.configuration import is_many
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.overrides import apply as apply_overrides
@@ -233,14 +233,15 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
         raise ConfigError("--mode=eval runs in one process; leave out --coordinator, --num_processes and --process_id")
 
 
-def check(config: Config, workdir: str, train: bool = True, video: str | None = None) -> None:
+def check(config: Config, workdir: str, train: bool = True, video: str | None = None, chosen: bool = False) -> None:
     """Everything that can be refused before anything heavy is imported or compiled.
 
     Args:
         config: of the run.
         workdir: its folder.
-        train: also checks what only training needs (the batch on this machine's devices).
+        train: checks what only training needs (the batch on this machine's devices), else what an evaluation does.
         video: file that the agent is to be filmed into.
+        chosen: one of the run's seeds or settings is named.
 
     Raises:
         ConfigError: fields that do not fit together, or not the run that `workdir` holds.
@@ -249,11 +250,14 @@ def check(config: Config, workdir: str, train: bool = True, video: str | None = 
         from flaxrl.trainers import plan
 
         plan.check(config)
-    if video is not None:
-        from flaxrl.trainers.video import check_video
-
-        check_video(video, config)
+    else:
+        build(config.eval, "config.eval")
     RunFolder(workdir).check(config)
+    if video is not None:
+        from flaxrl.trainers.video import check_one, check_video
+
+        check_one(config, chosen)
+        check_video(video, config)
 
 
 def run_workdir(workdir: str | None, config_path: Callable[[], str]) -> str:

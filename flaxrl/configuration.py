@@ -115,7 +115,7 @@ class EvalSettings:
         greedy: the policy's mode; False samples from it.
         seed: env i starts from a seed that follows from this one and i, the same at each evaluation.
         video_episodes: how many of the episodes are filmed: at each evaluation of a training run for TensorBoard, where
-            0 films none, and for the file that `--video` names, where 0 stands for 3.
+            0 films none, and for the file that `--video` names, where 0 stands for 3 (or all, where there are fewer).
         video_frames: most frames of one episode; of a longer one every second, fourth, ... step is shown.
     """
 
@@ -130,6 +130,10 @@ class EvalSettings:
         checks.positive(self, "every", "episodes")
         checks.non_negative(self, "seed", "video_episodes")
         checks.in_range(self, "video_frames", low=2)
+        if self.video_episodes > self.episodes:
+            raise ConfigError(
+                f"EvalSettings.video_episodes = {self.video_episodes} must be <= its episodes = {self.episodes}"
+            )
 
 
 @dataclass(frozen=True)

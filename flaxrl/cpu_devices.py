@@ -12,6 +12,13 @@ from flaxrl.trainers.seeds import runs_of, split_over
 _FORCED = "xla_force_host_platform_device_count"
 
 
+def cores() -> int:
+    """CPU cores that this process may run on; all of the machine's where the system does not tell (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def use_cores(config: Any) -> None:
     """One virtual CPU device a core where a config asks for several seeds, so that they run side by side.
 
@@ -23,7 +30,7 @@ def use_cores(config: Any) -> None:
     given = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if runs == 1 or given != -1 or _FORCED in os.environ.get("XLA_FLAGS", ""):
         return
-    devices = split_over(runs, len(os.sched_getaffinity(0)))
+    devices = split_over(runs, cores())
     if devices == 1:
         return
     try:

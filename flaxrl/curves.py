@@ -226,7 +226,8 @@ def _labels(configs: Sequence[dict[str, Any]]) -> list[str]:
             for n in told[:_MOST_SHOWN]
             if n in config
         ]
-        labels.append(", ".join([*parts, *(["..."] if len(told) > _MOST_SHOWN else [])]))
+        # A run without a sweep beside one with it has no field of its own to tell.
+        labels.append(", ".join([*parts, *(["..."] if len(told) > _MOST_SHOWN else [])]) or _name(config))
     return [f"{label} ({i + 1})" if labels.count(label) > 1 else label for i, label in enumerate(labels)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flaxrl import checks
 from flaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def check(out: str) -> Path:
     """The path of a picture, checked before anything is read.
 
     Raises:
-        ConfigError: another suffix, a folder, or matplotlib missing.
+        ConfigError: another suffix, a folder, a place that cannot be written, or matplotlib missing.
     """
     path = Path(out)
     if path.is_dir():
@@ -29,6 +30,7 @@ def check(out: str) -> Path:
     if path.suffix.lower() not in SUFFIXES:
         known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise ConfigError(f"--out={out} must end in {known}; did you mean {path.with_suffix('.png')}?")
+    checks.writable(path, "--out")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--mode=plot needs matplotlib: pip install 'flaxrl[plot]'")
     return path

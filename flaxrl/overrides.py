@@ -41,13 +41,13 @@ def apply(config: config_dict.ConfigDict, overrides: Iterable[str]) -> None:
         if path == "sweep" or path.startswith("sweep."):
             _apply_sweep(config, path, text)
             continue
-        block, key = _find(config, path)
+        block, key, raw = _find(config, path)
         if key not in block:  # of a field that is a dict: its class knows which keys there are
             with block.unlocked():
                 block[key] = None
         elif block[key] is None:
             optional.add(path)
-        annotation = _annotation(block, key, optional=path in optional)
+        annotation = _annotation(block, key, path in optional, raw)
         if not equals:
             if annotation is not bool:
                 raise ConfigError(f"--config.{path} needs a value: --config.{path}=VALUE")
@@ -82,26 +82,28 @@ def paths(config: config_dict.ConfigDict, prefix: str = "") -> Iterator[tuple[st
             yield from paths(value, f"{prefix}{key}.")
 
 
-def _find(config: config_dict.ConfigDict, path: str) -> tuple[config_dict.ConfigDict, str]:
-    """The block that holds the field at `path`, and the field's key in it."""
+def _find(config: config_dict.ConfigDict, path: str) -> tuple[config_dict.ConfigDict, str, bool]:
+    """The block that holds the field at `path`, the field's key in it, and whether that is in a plain dict's depths."""
     *parents, key = path.split(".")
     block: Any = config
     above: Any = {}
+    raw = False
     for depth, part in enumerate([*parents, key]):
         if not isinstance(block, config_dict.ConfigDict):
             here = ".".join(["config", *parents[:depth]])
             raise ConfigError(f"--config.{path}: {here} is {block!r}, which has no fields")
         if part not in block:
-            if depth == len(parents) and build.is_block(above) and not build.is_block(block):
-                return block, key  # a new key of a field that is a dict
+            if depth == len(parents) and (raw or (build.is_block(above) and not build.is_block(block))):
+                return block, key, raw  # a new key of a field that is a dict
             raise ConfigError(f"--config.{path}: no such field; {_hint(config, block, path, depth)}")
         if depth < len(parents):
+            raw = raw or (build.is_block(block) and part in build.raw_fields(build.resolve(str(block["name"]))))
             above, block = block, block[part]
     value = block[key]
     if isinstance(value, config_dict.ConfigDict):
         fields = ", ".join(f"--config.{path}.{k}" for k in list(value)[:3] or ["KEY"])
         raise ConfigError(f"--config.{path} is a block of fields; set one of them, such as {fields}")
-    return block, key
+    return block, key, raw
 
 
 def _hint(config: config_dict.ConfigDict, block: config_dict.ConfigDict, path: str, depth: int) -> str:
@@ -121,10 +123,11 @@ def _hint(config: config_dict.ConfigDict, block: config_dict.ConfigDict, path: s
     return f"{'.'.join(['config', *parts[:depth]])} has: {', '.join(sorted(block))}"
 
 
-def _annotation(block: config_dict.ConfigDict, key: str, optional: bool) -> Any:
-    """Type of a field: its class's annotation where that says enough, else the type of its value."""
+def _annotation(block: config_dict.ConfigDict, key: str, optional: bool, raw: bool) -> Any:
+    """Type of a field: its class's annotation where there is one that says enough, else the type of its value."""
     fields: Any = block
-    hint = build.annotations_of(build.resolve(fields["name"])).get(key) if build.is_block(block) else None
+    known = build.is_block(block) and not raw
+    hint = build.annotations_of(build.resolve(fields["name"])).get(key) if known else None
     if hint is not None and _understood(hint):
         return hint
     value = fields[key]

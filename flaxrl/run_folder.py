@@ -234,7 +234,8 @@ def versions() -> dict[str, str]:
 
 def _typed(stored: dict[str, Any]) -> config_dict.ConfigDict:
     """Nested dicts -> the ConfigDict that config_for would make of them, fields added since then at their defaults."""
-    fields: dict[str, Any] = {k: _typed(v) if isinstance(v, dict) and k != "sweep" else v for k, v in stored.items()}
+    raw = build.raw_fields(build.resolve(stored["name"])) if "name" in stored else {"sweep"}
+    fields: dict[str, Any] = {k: _typed(v) if isinstance(v, dict) and k not in raw else v for k, v in stored.items()}
     if "name" not in fields:
         return config_dict.ConfigDict(fields, convert_dict=False)
     return build.config_for(fields.pop("name"), **fields)

@@ -29,12 +29,17 @@ class Outer:
         checks.positive(self, "rate")
 
 
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    kwargs: dict = dataclasses.field(default_factory=dict)
+
+
 class Plain:
     def __init__(self, needed: int, given: str = "x", *, only: bool = False):
         self.needed, self.given, self.only = needed, given, only
 
 
-INNER, OUTER, PLAIN = (f"{__name__}:{n}" for n in ("Inner", "Outer", "Plain"))
+INNER, OUTER, PLAIN, HOLDER = (f"{__name__}:{n}" for n in ("Inner", "Outer", "Plain", "Holder"))
 
 
 def test_every_registered_name_has_a_path() -> None:
@@ -65,6 +70,13 @@ def test_field_without_default_is_left_to_the_program() -> None:
 def test_build_nests_and_passes_context() -> None:
     made = build(config_for(OUTER, inner=config_for(INNER, size=5)), spec="known")
     assert made == Outer(inner=Inner(size=5, spec="known"))
+
+
+def test_a_plain_dict_is_handed_over_as_it_is() -> None:
+    """What it holds is its class's own affair, even where it looks like a block."""
+    for kwargs in ({"name": "x", "size": 3}, {"inner": {"name": INNER, "size": 5}}):
+        made = build(config_for(HOLDER, kwargs=kwargs))
+        assert made.kwargs == kwargs and all(type(v) is not config_dict.ConfigDict for v in made.kwargs.values())
 
 
 @pytest.mark.parametrize(

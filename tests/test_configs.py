@@ -76,6 +76,29 @@ def load_config(path: Path, argument: str | None) -> Any:
     return module.get_config() if argument is None else module.get_config(argument)
 
 
+BUDGETS = {
+    "ppo_acrobot": {"": 160_000},
+    "ppo_cartpole": {"": 500_000},
+    "ppo_maze": {"empty": 81_920, "medium": 819_200},
+    "ppo_minatar": {
+        **dict.fromkeys(("", "breakout", "SpaceInvaders-MinAtar", "space_invaders"), 1_280_000),
+        **dict.fromkeys(("Freeway-MinAtar", "freeway", "freeway_minatar"), 320_000),
+        **dict.fromkeys(("Asterix-MinAtar", "asterix", "ASTERIX_MINATAR"), 3_200_000),
+    },
+    "ppo_pendulum": {"": 1_000_000},
+    "ppo_recurrent": {"gru": 500_000, "feed_forward": 500_000},
+}
+"""Config -> argument -> steps that its results are compared at."""
+
+
+@pytest.mark.parametrize(("name", "argument"), [(n, a) for n, budgets in BUDGETS.items() for a in budgets])
+def test_a_run_ends_at_its_budget_in_whole_calls(name: str, argument: str) -> None:
+    """Or less than a call before it: steps are rounded up, which must not give a run more than it is compared with."""
+    made = flaxrl.trainers.plan.check(load_config(FOLDER / f"{name}.py", argument or None))
+    budget = BUDGETS[name][argument]
+    assert budget - made.steps_per_call < made.total_steps <= budget
+
+
 @pytest.mark.parametrize(("path", "argument"), _cases())
 def test_config_trains_resumes_and_loads(tmp_path: Path, path: Path, argument: str | None) -> None:
     config = load_config(path, argument)

@@ -20,7 +20,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     config = SimpleNamespace(jax_num_cpu_devices=-1, update=lambda *given: found.append(given))
     monkeypatch.setattr(cpu_devices, "jax", SimpleNamespace(config=config))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     return found
 
@@ -33,6 +33,15 @@ def many(num_seeds: int, **fields: Any) -> Any:
 def test_as_many_as_the_seeds_split_over(asked: list, num_seeds: int, devices: int) -> None:
     cli.use_cores(many(num_seeds))
     assert asked == [("jax_num_cpu_devices", devices)]
+
+
+def test_all_cores_count_where_the_system_does_not_tell_which_are_ours(
+    asked: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    cli.use_cores(many(6))
+    assert asked == [("jax_num_cpu_devices", 2)]
 
 
 def test_the_settings_of_a_sweep_count(asked: list) -> None:

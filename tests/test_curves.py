@@ -133,6 +133,14 @@ def test_settings_of_a_sweep_are_groups(tmp_path: Path) -> None:
     assert [(c.label, c.agents, c.mean.tolist()) for c in found] == [(low, 2, [2.0, 2.0]), (high, 1, [8.0, 8.0])]
 
 
+def test_a_plain_run_beside_a_sweep_has_a_name(tmp_path: Path) -> None:
+    low, high = (f"{EVAL}/entropy_cost={value}" for value in (0.1, 0.2))
+    values = {10: {low: 1.0, high: 2.0}, 20: {low: 1.0, high: 2.0}}
+    swept = write_run(tmp_path / "a", values, sweep={"loss.entropy_cost": [0.1, 0.2]})
+    plain = write_run(tmp_path / "b", {10: 3.0, 20: 3.0})
+    assert [c.label for c in drawn(swept, plain)[1]] == ["entropy_cost=0.1", "entropy_cost=0.2", "vtrace on scripted"]
+
+
 def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / "runs" / str(i), {10: 1.0}) for i in range(3)]
     assert run_folders([str(tmp_path / "runs")]) == paths
@@ -196,9 +204,11 @@ def test_the_lines_of_the_picture_are_the_curves(tmp_path: Path, monkeypatch: py
         ("x.jpg", r"--out=x.jpg must end in .png, .svg or .pdf; did you mean x.png\?"),
         ("curves", r"did you mean curves.png\?"),
         (".", r"--out=. is a folder; give a file, curves.png"),
+        ("file.txt/new/x.png", r"--out=file.txt/new/x.png: file.txt is a file, not a folder; did you mean x.png\?"),
     ],
 )
 def test_wrong_files_are_one_line(out: str, message: str) -> None:
+    Path("file.txt").write_text("")
     with pytest.raises(ConfigError, match=message):
         curves.plot(["nowhere"], out)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from flaxrl import cpu_devices
 from tests.small_runs import rows, saved_steps
 
 ROOT = Path(__file__).parent.parent
@@ -107,7 +108,7 @@ def test_train_resume_evaluate_film_plot(start: Start, tmp_path: Path) -> None:
 
 
 def test_many_seeds_have_a_device_each_core_and_are_evaluated_one_by_one(start: Start) -> None:
-    cores = min(2, len(os.sched_getaffinity(0)))
+    cores = min(2, cpu_devices.cores())
     many = ("--config.num_seeds=2", "--config.mesh.data=-1")
     code, out, err = finish(start("--config=exp.py", "--workdir=w", *many))
     assert (code, err) == (0, "") and f"devices       {cores} x cpu (mesh seed={cores})" in out

@@ -155,6 +155,13 @@ def test_a_field_that_is_a_dict_takes_new_keys() -> None:
     assert whole.env.params.to_dict() == {"memory_length": 20} and whole.is_locked and whole.env.params.is_locked
 
 
+def test_what_a_plain_dict_holds_is_no_block() -> None:
+    """`name` is an argument like any other there, and new ones may be given at any depth."""
+    whole: Any = config_dict.ConfigDict({"env": config_for("gymnasium", kwargs={"name": "x", "in": {"name": "y"}})})
+    overrides.apply(whole.lock(), ["env.kwargs.name=z", "env.kwargs.size=3", "env.kwargs.in.deep=true"])
+    assert whole.env.kwargs.to_dict() == {"name": "z", "size": 3, "in": {"name": "y", "deep": True}}
+
+
 def test_a_sweep_is_given_field_by_field() -> None:
     config = small_config()
     overrides.apply(config, ["sweep.optimizer.learning_rate=1e-3,3e-4", "sweep.loss.entropy_cost=0.1"])

@@ -32,7 +32,12 @@ class Update:
     max_skipped: int = 10
 
 
-SETTINGS, UPDATE = f"{__name__}:Settings", f"{__name__}:Update"
+@dataclasses.dataclass(frozen=True)
+class Held:
+    kwargs: dict = dataclasses.field(default_factory=dict)
+
+
+SETTINGS, UPDATE, HELD = (f"{__name__}:{name}" for name in ("Settings", "Update", "Held"))
 
 
 def make_config(**top: object) -> Any:
@@ -148,6 +153,20 @@ def test_a_field_that_came_later_counts_as_its_default(tmp_path: Path) -> None:
         RunFolder(tmp_path).check(changed)
     RunFolder(tmp_path).match(make_config())
     assert json.loads((tmp_path / "config.json").read_text())["learner"]["max_skipped"] == 10
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"made_by": {"name": SETTINGS, "episodes": 4}}, {"name": "x", "size": 3}, {"a": {"name": "b"}}]
+)
+def test_a_plain_dict_may_hold_names(tmp_path: Path, kwargs: dict[str, Any]) -> None:
+    """It is not filled in as a block would be, so the same command goes on."""
+    folder = RunFolder(tmp_path)
+    config = make_config(env=config_for(HELD, kwargs=kwargs))
+    folder.match(config)
+    folder.check(config)
+    assert folder.load_config().env.kwargs.to_dict() == kwargs
+    with pytest.raises(ConfigError, match=r"env\.kwargs.* -> "):
+        folder.check(make_config(env=config_for(HELD)))
 
 
 def test_folder_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -62,7 +62,11 @@ class HostEnv(abc.ABC):
 
     @abc.abstractmethod
     def reset(self, seed: int) -> Timestep:
-        """Restarts every env, env i from `seed + i`; answers FIRST rows."""
+        """Restarts every env; answers FIRST rows.
+
+        Env i starts from `seed + i`, save where a simulator draws for the whole batch from one generator: there an
+        env's episodes depend on the batch too.
+        """
 
     @abc.abstractmethod
     def step(self, action: np.ndarray) -> Timestep:

@@ -16,6 +16,7 @@ from flaxrl.envs.base import HostEnv
 from flaxrl.envs.gymnasium_rows import AUTORESETS, GymnasiumRows, info_keys
 from flaxrl.envs.gymnasium_spaces import action_spec, observation_spec
 from flaxrl.envs.spec import EnvSpec
+from flaxrl.envs.worker import vector_env
 from flaxrl.envs.workers import Workers
 from flaxrl.errors import ConfigError
 from flaxrl.types import Timestep
@@ -35,6 +36,7 @@ class Gymnasium(HostEnv):
         max_steps: steps before an episode is truncated; None keeps the id's own limit.
         kwargs: arguments of the env's constructor, e.g. `{'map_name': '8x8'}` for FrozenLake.
         workers: processes that share the envs (of one actor thread); 0 steps them in this one. A fast env is best at 0.
+        stall_seconds: the run ends when a worker process gives no answer for so long.
         vectorized: use the vector env that is registered with the id (gymnasium's `vector_entry_point`).
         autoreset: mode that gymnasium's vector env runs in: 'next_step', 'same_step' or 'disabled'. The rows mean the
             same in each; the last two play and throw away one step and one reset more an episode. A `vectorized` env
@@ -52,6 +54,7 @@ class Gymnasium(HostEnv):
     max_steps: int | None = None
     kwargs: dict = field(default_factory=dict)
     workers: int = 0
+    stall_seconds: float = 300.0
     vectorized: bool = False
     autoreset: str = "next_step"
     action_mask: bool = False
@@ -59,6 +62,7 @@ class Gymnasium(HostEnv):
     def __post_init__(self) -> None:
         checks.in_range(self, "num_envs", "max_steps", low=1)
         checks.non_negative(self, "workers")
+        checks.positive(self, "stall_seconds")
         checks.choice(self, "autoreset", AUTORESETS)
         if self.vectorized and self.workers:
             raise ConfigError(
@@ -97,7 +101,7 @@ class Gymnasium(HostEnv):
             env.close()
 
     def reset(self, seed: int) -> Timestep:
-        """Restarts every env, env i from `seed + i`; answers FIRST rows."""
+        """Restarts every env, env i from `seed + i` (`vectorized`: what it makes of `seed`); answers FIRST rows."""
         spec, spaces = self.spec, self._spaces
         if self._envs is None:
             self._envs = self._make()
@@ -112,7 +116,7 @@ class Gymnasium(HostEnv):
         Raises:
             RuntimeError: before `reset`.
             ValueError: actions of another shape.
-            WorkerError: an env raised in its process, or the process ended.
+            WorkerError: an env raised in its process or hangs, or the process ended.
         """
         if self._rows is None:
             raise RuntimeError("Gymnasium.step before Gymnasium.reset")
@@ -202,11 +206,11 @@ class Gymnasium(HostEnv):
         make, workers = self._maker(), 0 if self._drawn else min(self.workers, self.num_envs)
         if workers:
             keys = info_keys(self._mode, self.action_mask)
-            return Workers(make, self._spaces[0], self.num_envs, workers, AUTORESETS[self._mode], keys)
-        from gymnasium.vector import SyncVectorEnv
-
+            return Workers(
+                make, self._spaces[0], self.num_envs, workers, AUTORESETS[self._mode], keys, self.stall_seconds
+            )
         with self._creation():
-            return SyncVectorEnv([make] * self.num_envs, copy=False, autoreset_mode=AUTORESETS[self._mode])
+            return vector_env(make, self.num_envs, AUTORESETS[self._mode])
 
     def _make_vectorized(self) -> Any:
         import gymnasium

@@ -47,7 +47,7 @@ class GymnasiumRows:
         self._rows = NextStepRows(spec, num_envs)
 
     def reset(self, seed: int) -> Timestep:
-        """FIRST rows of all envs, env i from `seed + i`."""
+        """FIRST rows of all envs; `seed` is the first env's, of which the vector env makes the others'."""
         self._rows = NextStepRows(self._spec, self._num_envs)
         observation, info = self._envs.reset(seed=seed)
         nowhere = np.zeros(self._num_envs, bool)

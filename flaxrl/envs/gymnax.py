@@ -22,6 +22,8 @@ from flaxrl.envs.spec import ArraySpec, Box, Discrete, EnvSpec
 from flaxrl.errors import ConfigError
 from flaxrl.types import Array, PyTree
 
+_KINDS = {bool: "True or False", int: "an integer", float: "a number"}
+
 
 @dataclass
 class Gymnax(JaxEnv):
@@ -72,9 +74,7 @@ class Gymnax(JaxEnv):
         if self.max_steps is not None:
             changes["max_steps_in_episode"] = self.max_steps
         for name, value in changes.items():
-            # A whole number where the game computes with floats (or the reverse) changes dtypes inside it.
-            if isinstance(getattr(params, name), float) and isinstance(value, int):
-                changes[name] = float(value)
+            changes[name] = _like(value, getattr(params, name), f"Gymnax.params.{name}")
         return env, params.replace(**changes)
 
     @functools.cached_property
@@ -159,6 +159,21 @@ class Gymnax(JaxEnv):
 
         converted = jax.tree.map(convert, self._whole, observation)
         return converted if self.observed is None else converted[jnp.asarray(self.observed)]
+
+
+def _like(value: Any, default: Any, where: str) -> Any:
+    """A parameter of the type that its default has, since another one changes dtypes inside the game.
+
+    Raises:
+        ConfigError: it cannot be one.
+    """
+    kind = type(default)
+    if kind not in _KINDS:  # an array
+        return value
+    whole = kind is int and isinstance(value, float) and value.is_integer()
+    if checks.matches(value, kind) or whole:
+        return kind(value)
+    raise ConfigError(f"{where} = {value!r} must be {_KINDS[kind]}, as its default {default!r} is")
 
 
 def _import_registration() -> ModuleType:

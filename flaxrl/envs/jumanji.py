@@ -18,7 +18,7 @@ from flaxrl.envs import observations
 from flaxrl.envs.action_layout import ActionLayout, layout_of
 from flaxrl.envs.base import JaxEnv
 from flaxrl.envs.dtypes import strong
-from flaxrl.envs.jumanji_pictures import picture, windowless
+from flaxrl.envs.jumanji_pictures import painter
 from flaxrl.envs.names import resolve_game
 from flaxrl.envs.spec import ArraySpec, EnvSpec
 from flaxrl.errors import ConfigError
@@ -162,20 +162,25 @@ class Jumanji(JaxEnv):
         )
 
     def prepare_render(self) -> None:
-        """Checks that Jumanji draws this game.
+        """Checks that Jumanji draws this game, by drawing a first state of it.
 
         Raises:
             ConfigError: it does not.
         """
-        _ = self._viewer
+        try:
+            self.render(jax.jit(self.reset)(jax.random.key(0))[0])
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"Jumanji.game = {self.game!r} cannot be drawn: {_first_line(error)}") from error
 
     def render(self, state: JumanjiState) -> np.ndarray:
         """Jumanji's own picture of one state, uint8 `[H, W, 3]`."""
-        return picture(self._viewer, state.game)
+        return self._paint(state.game)
 
     @functools.cached_property
-    def _viewer(self) -> Any:
-        return windowless(self._made.env)
+    def _paint(self) -> Callable[[Any], np.ndarray]:
+        return painter(self._made.env)
 
     def _seen(self, observation: Any) -> tuple[PyTree, Array | None]:
         made = self._made

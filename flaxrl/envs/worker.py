@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import mmap
 import os
 import pickle
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -123,6 +124,26 @@ def _of_env(values: Any, i: int) -> Any:
     return values[i]
 
 
+def vector_env(make: Callable[[], Any], count: int, autoreset: str) -> Any:
+    """Gymnasium's vector env of `count` envs in this process; what it answers it overwrites at the next call.
+
+    Args:
+        make: makes one env.
+        count: envs.
+        autoreset: value of gymnasium's AutoresetMode.
+    """
+    from gymnasium.vector import SyncVectorEnv
+    from gymnasium.wrappers import TransformObservation
+
+    def copying() -> Any:
+        # Here the next episode begins before anyone has read the final observation, of which gymnasium keeps a
+        # reference: an env that answers the same array again and again would write its first observation over it.
+        return TransformObservation(make(), copy.deepcopy, None)
+
+    each = copying if autoreset == "SameStep" else make
+    return SyncVectorEnv([each] * count, copy=False, autoreset_mode=autoreset)
+
+
 def serve(connection: Connection, memory_fd: int) -> None:
     """Answers 'reset' and 'step' until the other side hangs up."""
     told = _next(connection)
@@ -130,10 +151,7 @@ def serve(connection: Connection, memory_fd: int) -> None:
         return
     setup = Setup(*told)
     sys.path[:] = setup.path
-    make = pickle.loads(setup.make)
-    from gymnasium.vector import SyncVectorEnv
-
-    envs = SyncVectorEnv([make] * setup.count, copy=False, autoreset_mode=setup.autoreset)
+    envs = vector_env(pickle.loads(setup.make), setup.count, setup.autoreset)
     try:
         space = envs.single_observation_space
         with open(memory_fd, "r+b") as file:

@@ -23,9 +23,11 @@ from flaxrl.envs.worker import Setup
 CLOSE_S = worker.GRACE_S
 """Seconds that workers have to close their envs in; then they are killed."""
 
+_POLL_S = 0.2
+
 
 class WorkerError(RuntimeError):
-    """An env raised in a worker process, or the process ended; the message holds the original traceback."""
+    """An env raised in a worker process, whose traceback the message holds, or the process hangs or ended."""
 
 
 class Workers:
@@ -42,6 +44,7 @@ class Workers:
         workers: processes, at most B.
         autoreset: value of gymnasium's AutoresetMode.
         keys: of the info that are passed on.
+        stall_seconds: a worker that gives no answer for so long is an error.
     """
 
     def __init__(
@@ -52,10 +55,11 @@ class Workers:
         workers: int,
         autoreset: str,
         keys: tuple[str, ...],
+        stall_seconds: float,
     ):
         import cloudpickle
 
-        self.num_envs = num_envs
+        self.num_envs, self._stall_seconds = num_envs, stall_seconds
         self._shares = np.array_split(np.arange(num_envs), workers)
         self._processes: list[subprocess.Popen] = []
         self._connections: list[Connection] = []
@@ -120,11 +124,18 @@ class Workers:
             if asked[i]:
                 with contextlib.suppress(OSError):  # it has ended: what it said last is read below
                     self._connections[i].send(message)
-        return [self._answer(i) if asked[i] else () for i in range(len(messages))]
+        deadline = time.monotonic() + self._stall_seconds
+        return [self._answer(i, deadline) if asked[i] else () for i in range(len(messages))]
 
-    def _answer(self, i: int) -> tuple:
+    def _answer(self, i: int, deadline: float) -> tuple:
+        connection = self._connections[i]
         try:
-            kind, content = self._connections[i].recv()
+            while not connection.poll(_POLL_S):
+                if time.monotonic() > deadline:
+                    raise WorkerError(
+                        f"{self._name(i)} gave no answer for {self._stall_seconds:g} s (env.stall_seconds): it hangs"
+                    )
+            kind, content = connection.recv()
         except (EOFError, OSError) as error:
             code = self._processes[i].wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -110,11 +110,13 @@ class Actor:
         env: already made; this actor closes it.
         act: jitted act of the agent.
         env_ids: global ids of its envs, int32 `[b]`.
-        seed: env i starts from `seed + i`.
+        seed: of the envs' `reset`.
         unroll_length: T.
         blocks: memory for the inputs.
         part: this actor's part of a block.
         device: that it acts on.
+        num_envs: B, the run's envs.
+        first_step: of the run, where this actor begins.
     """
 
     def __init__(
@@ -128,6 +130,8 @@ class Actor:
         blocks: InputBlocks,
         part: int,
         device: Any,
+        num_envs: int,
+        first_step: int,
     ):
         self._env, self._act, self._env_ids = env, act, env_ids
         self._length, self._blocks, self._part = unroll_length, blocks, part
@@ -136,7 +140,8 @@ class Actor:
         action = env.spec.action
         self._last_action = np.zeros((len(env_ids), *action.shape), action.dtype)
         self._carry: Carry = None
-        self._steps = 0
+        self._num_envs, self._first_step = num_envs, first_step
+        self._rows = 0
 
     def unroll(self, model: PyTree, updates: int, key: Array) -> Unrolled:
         """T steps of every env; the next unroll starts with the row that this one ends with.
@@ -163,7 +168,7 @@ class Actor:
             seconds["inference"] += acted - clock
             seconds["env"] += stepped - acted
             clock = stepped
-            self._steps += len(self._env_ids)
+            self._rows += 1
             actions.append(self._last_action)
             answers.append(self._timestep.replace(observation=None, action_mask=None))
             row = self._input()
@@ -188,7 +193,8 @@ class Actor:
         if timestep.action_mask is not None:
             bad = ~np.any(timestep.action_mask, axis=-1) & (timestep.step_type != LAST)
             if bad.any():
-                raise TrainingError(no_legal_action(int(self._env_ids[np.argmax(bad)]), self._steps))
+                env = int(self._env_ids[np.argmax(bad)])
+                raise TrainingError(no_legal_action(env, self._first_step + self._rows * self._num_envs + env))
         return agent_input(self._act.agent, timestep, self._last_action, np)
 
     def _metrics(self, answer: Timestep, seconds: dict[str, float]) -> dict[str, tuple[float, float]]:

@@ -203,6 +203,8 @@ class ActorThreads(Source):
                 blocks=self._blocks,
                 part=thread,
                 device=self._device(thread),
+                num_envs=self.num_envs,
+                first_step=self._first_update * self.steps_per_update,
             )
         except BaseException:
             env.close()

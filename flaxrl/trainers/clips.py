@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flaxrl import checks
 from flaxrl.errors import ConfigError
 
 SUFFIXES = (".gif", ".mp4")
@@ -25,13 +26,14 @@ def check_path(path: str) -> None:
     """Checks that a clip can be written there.
 
     Raises:
-        ConfigError: another suffix, a folder, or an MP4 without ffmpeg.
+        ConfigError: another suffix, a folder, a place that cannot be written, or an MP4 without ffmpeg.
     """
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"--video={path} must end in {' or '.join(SUFFIXES)}; did you mean {file.stem}.gif?")
     if file.is_dir():
         raise ConfigError(f"--video={path} is a folder; give a file, {file / 'video.gif'}")
+    checks.writable(file, "--video")
     if file.suffix.lower() == ".mp4":
         _ffmpeg(path)
 

@@ -18,15 +18,15 @@ from flaxrl.compilation_cache import use_cache
 from flaxrl.configuration import EvalSettings
 from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv, anywhere
 from flaxrl.envs.spec import env_action
-from flaxrl.errors import ConfigError
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
+from flaxrl.run_folder import RunFolder
 from flaxrl.trainers.acting import MAX_STEPS, EvaluationStopped, choose
 from flaxrl.trainers.clips import write_clip
 from flaxrl.trainers.peers import settle
 from flaxrl.trainers.setup import env_factory
 from flaxrl.trainers.sharding import replicated
-from flaxrl.trainers.video import Recorder, film
+from flaxrl.trainers.video import Recorder, check_one, film
 from flaxrl.trainers.writers import Writer
 from flaxrl.types import LAST, Array, PyTree
 
@@ -204,15 +204,16 @@ def evaluate_workdir(
     from flaxrl.trainers.loading import load_stored  # orbax: only where a checkpoint is read
     from flaxrl.trainers.seeds_program import SeedsEvaluator
 
+    chosen = seed is not None or setting is not None
+    if video is not None:
+        check_one(RunFolder(workdir).load_config(), chosen)
     stored = load_stored(workdir, which)
-    if seed is not None or setting is not None:
+    if chosen:
         stored = stored.pick(seed, setting)
     make: Any = Evaluator if stored.seeds is None else functools.partial(SeedsEvaluator, stored.seeds)
     use_cache()
     config = stored.config if config is None else config
     if video is not None:
-        if stored.seeds is not None:
-            raise ConfigError("--video films one run, and the folder holds several: name one with --eval_seed=SEED")
         write_clip(video, film(config, stored.agent, stored.params, stored.variables))
     evaluator = make(env_factory(config), stored.agent, build(config.eval, "config.eval"))
     try:

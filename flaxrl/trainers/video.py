@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxrl.build import build
-from flaxrl.configuration import EvalSettings
+from flaxrl.configuration import EvalSettings, is_many
 from flaxrl.envs.base import AutoReset, AutoResetState, HostEnv, JaxEnv
 from flaxrl.envs.spec import env_action
+from flaxrl.errors import ConfigError
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
 from flaxrl.trainers.acting import MAX_STEPS, EvaluationStopped, choose
@@ -36,10 +37,27 @@ def check_video(path: str, config: Any) -> None:
     """Checks, before anything is loaded or compiled, that the agent of `config` can be filmed into a file.
 
     Raises:
-        ConfigError: a wrong suffix, an MP4 without ffmpeg, an env that draws nothing.
+        ConfigError: a file that cannot be written, an MP4 without ffmpeg, an env that draws nothing.
     """
     check_path(path)
     check_env(config)
+
+
+def check_one(config: Any, chosen: bool) -> None:
+    """Checks that one agent is to be filmed.
+
+    Args:
+        config: of the run.
+        chosen: one of its seeds or settings is named.
+
+    Raises:
+        ConfigError: it has several, and none is.
+    """
+    if is_many(config) and not chosen:
+        raise ConfigError(
+            "--video films one agent, and the folder holds several: name one with --eval_seed=SEED"
+            + (", --eval_setting=SETTING" if config.sweep else "")
+        )
 
 
 def check_env(config: Any) -> None:
@@ -171,7 +189,9 @@ class Recorder:
 
 
 def film(config: Any, agent: Any, params: PyTree, variables: PyTree) -> np.ndarray:
-    """A clip of `config.eval.video_episodes` episodes, or of `EPISODES` where that is 0: uint8 `[T, H, W, 3]`.
+    """A clip of the first `config.eval.video_episodes` episodes of an evaluation: uint8 `[T, H, W, 3]`.
+
+    Where that is 0, of `EPISODES`, or of all where there are fewer.
 
     Args:
         config: gives `env` and `eval`.
@@ -180,7 +200,8 @@ def film(config: Any, agent: Any, params: PyTree, variables: PyTree) -> np.ndarr
         variables: its other collections.
     """
     settings = build(config.eval, "config.eval")
-    recorder = Recorder(env_factory(config), agent, settings, settings.video_episodes or EPISODES)
+    episodes = settings.video_episodes or min(EPISODES, settings.episodes)
+    recorder = Recorder(env_factory(config), agent, settings, episodes)
     try:
         return recorder.run(params, variables)
     finally:

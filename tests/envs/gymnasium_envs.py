@@ -41,6 +41,18 @@ class Clock(gymnasium.Env):
         return {}
 
 
+class Reuses(Clock):
+    """Answers the same array again and again."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.buffer = np.zeros(2, np.float64)
+
+    def observe(self) -> Any:
+        self.buffer[:] = self.t, self.secret
+        return self.buffer
+
+
 class Drawn(Clock):
     """A picture that is as bright as the time."""
 
@@ -62,6 +74,13 @@ class StartsAtTen(Clock):
         assert int(action) in (10, 11, 12)
         self.secret = int(action)
         return super().step(action)
+
+
+class MaskedStart(StartsAtTen):
+    """Only 12 is legal."""
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.array([0, 0, 1])}
 
 
 class Components(Clock):
@@ -214,8 +233,10 @@ class _Spoilt(gymnasium.vector.VectorWrapper):
 
 for _cls in (
     Clock,
+    Reuses,
     Drawn,
     StartsAtTen,
+    MaskedStart,
     Components,
     Switches,
     Continuous,

@@ -34,8 +34,11 @@ def play(env: Gymnasium, actions, seed: int = 0):
 
 @pytest.mark.parametrize(("mode", "workers"), [(m, w) for m in MODES for w in (0, 2) if not (m == "own" and w)])
 def test_a_time_limit_in_every_autoreset_mode(mode, workers):
-    """Time limit 3: rows 0 1 2 3 0 1 2 3 ..., the 3 is LAST with discount 1, and nothing is learned from (3 -> 0)."""
-    found = play(make(num_envs=3, workers=workers, **MODES[mode]), np.zeros((11, 3), int))
+    """Time limit 3: rows 0 1 2 3 0 1 2 3 ..., the 3 is LAST with discount 1, and nothing is learned from (3 -> 0).
+
+    Where the mode is not "own", the env answers the same array again and again.
+    """
+    found = play(make("Reuses", num_envs=3, workers=workers, **MODES[mode]), np.zeros((11, 3), int))
     time, secret = found.observation[..., 0], found.observation[..., 1]
     expected = np.broadcast_to(np.arange(12)[:, None] % 4, (12, 3))
     np.testing.assert_array_equal(time, expected)
@@ -155,6 +158,9 @@ def test_discrete_with_a_start():
     env = make("StartsAtTen", num_envs=3)
     assert env.spec.action == Discrete(3, start=10)
     assert play(env, [[0, 1, 2]]).observation[1, :, 1].tolist() == [10, 11, 12]
+    masked = play(make("MaskedStart", action_mask=True), [[2, 2]])
+    assert masked.action_mask.tolist() == [[[False, False, True]] * 2] * 2, "masks are numbered from 0"
+    assert masked.observation[1, :, 1].tolist() == [12, 12]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -214,34 +220,6 @@ def test_trees_in_any_order(mode, workers):
     np.testing.assert_array_equal(found["pair"][1][:, 1, 0], times)
 
 
-# -- masks -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-def test_action_masks(mode, workers):
-    """At time t action t % 3 is illegal; on the final row, here, all are."""
-    env = make("Masked", action_mask=True, autoreset=mode, workers=workers, kwargs={"ends_at": 2})
-    assert env.spec.action_mask
-    found = play(env, [[1, 1], [2, 2], [0, 0], [1, 1]])
-    illegal = ~found.action_mask
-    assert [np.flatnonzero(x).tolist() for x in illegal[:, 0]] == [[0], [1], [0, 1, 2], [0], [1]]
-    np.testing.assert_array_equal(illegal[:, 0], illegal[:, 1])
-
-
-def test_masks_of_components_are_joined():
-    found = play(make("MaskedComponents", action_mask=True), np.zeros((1, 2, 2), int))
-    assert found.action_mask[1].tolist() == [[True, False, False, True, True]] * 2
-
-
-def test_masks_that_are_not_there():
-    with pytest.raises(ConfigError, match=r"the info of env 0 has no 'action_mask'; give it in reset and step"):
-        make(action_mask=True).reset(0)
-    with pytest.raises(ConfigError, match=r"actions of '.*TestContinuous-v0' are continuous; use False"):
-        _ = make("Continuous", action_mask=True).spec
-    assert make("Masked").reset(0).action_mask is None
-
-
 # -- config ------------------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +247,7 @@ def test_wrong_ids_and_arguments(fields, message):
     [
         ({"max_steps": 0}, "max_steps = 0 must be >= 1"),
         ({"workers": -1}, "workers = -1 must be >= 0"),
+        ({"stall_seconds": 0.0}, "stall_seconds = 0.0 must be > 0"),
         ({"autoreset": "same"}, "autoreset = 'same' is unknown; did you mean 'same_step'"),
         ({"workers": 2, "vectorized": True}, "workers = 2: with vectorized = True the env itself decides"),
         (

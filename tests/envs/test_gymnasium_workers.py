@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from flaxrl.envs import workers as workers_module
 from flaxrl.envs.gymnasium import Gymnasium
 from flaxrl.envs.workers import WorkerError
 
@@ -131,6 +132,20 @@ def test_an_env_that_goes_wrong_ends_all_workers(how, message):
     began = time.monotonic()
     env.close()
     assert workers_of(os.getpid()) == [] and time.monotonic() - began < 4
+
+
+def test_a_hanging_env_is_an_error_that_names_its_worker(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers_module, "CLOSE_S", 0.2)
+    env = make("Raises", kwargs={"how": f"hang:{tmp_path / 'hangs'}"}, stall_seconds=123.0)
+    env.reset(0)
+    assert env._envs._stall_seconds == 123
+    env._envs._stall_seconds = 1.0  # starting the processes took longer
+    with pytest.raises(WorkerError, match=r"env worker 2 of 4 \(envs 2 to 2\) gave no answer for 1 s \(env\.stall"):
+        for _ in range(40):
+            env.step(np.zeros(4, int))
+    assert (tmp_path / "hangs").exists()
+    env.close()
+    assert workers_of(os.getpid()) == []
 
 
 def test_a_killed_worker_is_an_error():

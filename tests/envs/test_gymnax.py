@@ -133,6 +133,35 @@ def test_wrong_arguments(fields, message):
         _ = Gymnax("memory_chain", **fields).spec
 
 
+@pytest.mark.parametrize(
+    ("game", "params", "message"),
+    [
+        (
+            "CartPole-v1",
+            {"gravity": "abc"},
+            r"Gymnax\.params\.gravity = 'abc' must be a number, as .* 9\.8 is",
+        ),
+        ("CartPole-v1", {"gravity": True}, r"gravity = True must be a number"),
+        ("memory_chain", {"memory_length": 2.5}, r"memory_length = 2\.5 must be an integer, as its default 5 is"),
+        ("memory_chain", {"memory_length": float("inf")}, r"memory_length = inf must be an integer"),
+        (
+            "four_rooms",
+            {"resample_goal_pos": 1},
+            r"resample_goal_pos = 1 must be True or False, as",
+        ),
+    ],
+)
+def test_params_of_another_type_are_refused(game, params, message):
+    with pytest.raises(ConfigError, match=message):
+        _ = Gymnax(game, params=params).spec
+
+
+def test_params_take_the_type_of_their_default():
+    made = Gymnax("CartPole-v1", params={"gravity": 10, "max_steps_in_episode": 1e2})._made[1]
+    assert (made.gravity, made.max_steps_in_episode) == (10.0, 100)
+    assert (type(made.gravity), type(made.max_steps_in_episode)) == (float, int)
+
+
 def test_wrong_limit():
     with pytest.raises(ConfigError, match="max_steps = 0 must be >= 1"):
         Gymnax(max_steps=0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -8,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jumanji.environments import Maze
+from jumanji.types import StepType
 
 from flaxrl import build, config_for
+from flaxrl.envs import mazes
 from flaxrl.envs.base import AutoReset
 from flaxrl.envs.jumanji import Jumanji
 from flaxrl.envs.spec import Discrete, MultiDiscrete
@@ -95,6 +99,28 @@ def test_2048_ends_when_nothing_moves_and_has_no_limit_of_its_own():
     assert rows.step_type[3] == LAST and rows.discount[3] == 1
 
 
+class Interrupted(Maze):
+    """A maze that breaks off after two steps, by its own say: the last timestep's discount stays 1."""
+
+    def step(self, state, action):
+        state, timestep = super().step(state, action)
+        step_type = jnp.where(state.step_count >= 2, StepType.LAST, timestep.step_type)
+        return state, dataclasses.replace(timestep, step_type=step_type)
+
+
+def test_a_games_own_end_with_discount_1_truncates(monkeypatch):
+    """Unless its discount is 0 on that step: the goal of 2 x 2 cells is two moves away."""
+
+    def make(size: int = 3, time_limit: int | None = None) -> Interrupted:
+        return Interrupted(mazes.empty_maze(size).generator, time_limit=time_limit)
+
+    monkeypatch.setitem(mazes.MAZES, "Interrupted-v0", make)
+    rows = _play(Jumanji("interrupted"), [UP] * 4)
+    assert rows.step_type.tolist() == [FIRST, MID, LAST, FIRST, MID] and np.all(rows.discount == 1)
+    rows = _play(Jumanji("interrupted", kwargs={"size": 2}), [RIGHT, DOWN])
+    assert rows.step_type.tolist() == [FIRST, MID, LAST] and rows.discount.tolist() == [1, 1, 0]
+
+
 def test_a_horizon_that_scales_the_rewards_terminates():
     """SearchAndRescue pays (limit - step) / limit a target: after the limit there is nothing left to gain."""
     env = Jumanji("search_and_rescue", max_steps=2)
@@ -150,7 +176,7 @@ def test_it_plays_what_jumanji_plays(game):
     ],
 )
 def test_actions_and_masks(game, kwargs, action, mask_size):
-    spec = Jumanji(game, kwargs=kwargs).spec
+    spec = build.build(config_for("jumanji", game=game, kwargs=kwargs)).spec
     assert spec.action == action and spec.action_mask and spec.mask_size == mask_size
 
 

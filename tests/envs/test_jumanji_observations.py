@@ -1,17 +1,13 @@
-"""What agents see of Jumanji's games, and the pictures of them."""
+"""What agents see of Jumanji's games."""
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from flaxrl.envs import observations
 from flaxrl.envs.jumanji import Jumanji
-from flaxrl.envs.jumanji_pictures import windowless
 from flaxrl.envs.spec import ArraySpec
-from flaxrl.errors import ConfigError
 from tests.envs.test_jumanji import DOWN, RIGHT, _play, _small_maze
 
 
@@ -66,26 +62,3 @@ def test_every_short_name_is_told():
     assert doc is not None
     for name in observations.OBSERVATIONS:
         assert f"'{name}'" in doc
-
-
-def test_jumanji_draws_its_states_without_a_window():
-    """The agent's green is in the top left of a 3 x 3 maze, and one cell further right after a step."""
-    env = _small_maze()
-    env.prepare_render()
-    state = jax.jit(env.reset)(jax.random.key(0))[0]
-    first = env.render(state)
-    second = env.render(jax.jit(env.step)(state, jnp.int32(RIGHT), jax.random.key(0))[0])
-    assert first.dtype == np.uint8 and first.shape == second.shape and first.shape[-1] == 3
-
-    def column(picture):
-        return np.nonzero((picture == (0, 255, 0)).all(-1))[1].mean() / picture.shape[1]
-
-    assert column(first) < 0.36 < column(second) < 0.64
-
-
-def test_a_game_without_a_viewer_draws_nothing():
-    class Dark:
-        _viewer = None
-
-    with pytest.raises(ConfigError, match="Jumanji's Dark draws nothing"):
-        windowless(Dark())

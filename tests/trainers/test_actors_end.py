@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from actor_setups import SOON, alive, running, wait_until
-from learner_setups import host, make_agent
+from learner_setups import host
 
 from flaxrl.envs.fake import HostScripted, Scripted
 from flaxrl.errors import ConfigError, TrainingError
@@ -60,10 +60,21 @@ def test_a_hanging_env_ends_the_run():
             go_on.set()
 
 
-def test_no_legal_action_ends_the_run():
+@pytest.mark.parametrize("threads", [0, 2])
+def test_no_legal_action_ends_the_run_with_its_step(threads):
+    """Env 3 of 4 in row 2 of the 8th update of 5 x 4 steps: 7 * 20 + 2 * 4 + 3."""
+
+    class Trap(HostScripted):
+        def _mask(self) -> Any:
+            mask = super()._mask()
+            assert mask is not None
+            if self._calls == 2 and threading.current_thread().name != "actor-0":
+                mask[-1] = False
+            return mask
+
     with (
-        running(env={"mask": "empty"}, agent=make_agent(core="feed_forward"), threads=1) as run,
-        pytest.raises(TrainingError, match="env 0 gave an action mask without a legal action at step 0, "),
+        running(lambda n: Trap(num_envs=n, mask="partial"), threads=threads, updates=7) as run,
+        pytest.raises(TrainingError, match="env 3 gave an action mask without a legal action at step 151, "),
     ):
         run.sample()
 

@@ -72,10 +72,13 @@ def test_what_is_no_clip_is_refused(bad: np.ndarray) -> None:
         ("agent.avi", r"--video=.*agent.avi must end in .gif or .mp4; did you mean .*agent.gif\?"),
         ("agent", r"must end in .gif or .mp4; did you mean .*agent.gif\?"),
         ("folder.gif", r"folder.gif is a folder; give a file"),
+        ("new/file.txt/a.gif", r"--video=.*: .*file.txt is a file, not a folder; did you mean .*new/a.gif\?"),
     ],
 )
 def test_wrong_files_are_one_line(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "folder.gif").mkdir()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "file.txt").write_text("")
     with pytest.raises(ConfigError, match=message):
         check_path(str(tmp_path / name))
 

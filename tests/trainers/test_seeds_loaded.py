@@ -7,9 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import flaxrl
 from flaxrl import ConfigError, config_for
+from flaxrl.trainers import loading
 from flaxrl.trainers.evaluate import evaluate_workdir
 from tests.small_runs import assert_same, rows, small_config, train
 
@@ -21,7 +23,8 @@ LABEL = "learning_rate=0.001"
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, flaxrl.Trainer]:
     """Two settings x seeds 3 and 4."""
     folder = tmp_path_factory.mktemp("swept")
-    return folder, train(small_config(4, mesh=config_for("mesh"), num_seeds=2, sweep=SWEEP), folder)
+    env = config_for("tests.drawn_envs:DrawnScripted")
+    return folder, train(small_config(4, env, mesh=config_for("mesh"), num_seeds=2, sweep=SWEEP), folder)
 
 
 def test_each_run_is_read_back(swept: tuple[Path, flaxrl.Trainer]) -> None:
@@ -41,6 +44,18 @@ def test_all_or_one_is_evaluated_as_in_the_run(swept: tuple[Path, flaxrl.Trainer
     one = evaluate_workdir(workdir, seed=4, setting=LABEL)
     assert one["eval/return_mean"] == told[f"eval/return_mean/{LABEL}/seed_4"] and one["eval/episodes"] == 2
     assert evaluate_workdir(workdir, which="best")["step"] == 32
+
+
+def test_one_is_filmed(swept: tuple[Path, flaxrl.Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All episodes where fewer are evaluated than a video has: two of five actions. Of several, none is loaded."""
+    workdir, _ = swept
+    target = tmp_path / "agent.gif"
+    evaluate_workdir(workdir, seed=4, setting=LABEL, video=str(target))
+    with Image.open(target) as image:
+        assert image.n_frames == 2 * 6  # type: ignore[attr-defined]
+    monkeypatch.setattr(loading, "load_stored", None)
+    with pytest.raises(ConfigError, match="holds several: name one with --eval_seed=SEED, --eval_setting=SETTING"):
+        evaluate_workdir(workdir, video=str(target))
 
 
 def test_what_is_not_in_the_run_is_refused(swept: tuple[Path, flaxrl.Trainer], tmp_path: Path) -> None:

@@ -151,6 +151,11 @@ def test_an_endless_episode_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times(film(config, *first_state(config)))[:8] == [0, 1, 2, 3, 4, 5, 6, 6]
 
 
+def test_no_more_is_filmed_than_is_evaluated() -> None:
+    with pytest.raises(ConfigError, match=r"EvalSettings\.video_episodes = 3 must be <= its episodes = 2"):
+        EvalSettings(episodes=2, video_episodes=3)
+
+
 @pytest.mark.parametrize(("kind", "name"), [("jax", "Scripted"), ("host", "HostScripted")])
 def test_what_draws_nothing_is_named(kind: str, name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{name} draws nothing: it has no method `render`"):
@@ -200,9 +205,9 @@ def test_filming_changes_no_number(tmp_path: Path) -> None:
 def test_a_folder_is_filmed(tmp_path: Path) -> None:
     from PIL import Image
 
-    train(drawn_config("jax", 2), tmp_path / "run")
+    train(drawn_config("jax", 2, eval=config_for("eval", episodes=4)), tmp_path / "run")
     target = tmp_path / "new" / "agent.gif"
     metrics = evaluate_workdir(tmp_path / "run", video=str(target))
-    assert metrics["eval/episodes"] == 2
+    assert metrics["eval/episodes"] == 4
     with Image.open(target) as image:
         assert image.n_frames == 3 * 3  # type: ignore[attr-defined] # three episodes of three rows
