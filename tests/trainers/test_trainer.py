@@ -158,15 +158,17 @@ def test_nothing_compiles_once_everything_has_run(
 
 
 def test_memory_does_not_grow(tmp_path: Path) -> None:
+    """PPO, a log every update."""
     process, used = psutil.Process(), {}
 
     def watch(updates: int) -> None:
         if updates in (200, 600):
             used[updates] = process.memory_info().rss / 2**20
 
-    log = config_for("log", every=5 * STEPS, writers=("json_lines",))
-    Watched(small_config(600, log=log), tmp_path / "run", watch).run()
-    assert used[600] - used[200] < 1.0  # MiB; keeping the metrics of 400 updates would take 2.2
+    settings = every(1, eval=config_for("eval", episodes=2), checkpoint=config_for("checkpoint", every=None))
+    learner = config_for("learner", epochs=2, minibatches=2)
+    Watched(small_config(600, loss=config_for("ppo"), learner=learner, **settings), tmp_path / "run", watch).run()
+    assert used[600] - used[200] < 1.0  # MiB; keeping the metrics of 400 updates would take more than 2
 
 
 def test_steps_go_beyond_31_bits(tmp_path: Path) -> None:
