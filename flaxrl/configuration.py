@@ -45,7 +45,8 @@ class LearnerSettings:
         target_period: optimizer steps between copies to the target network; None for losses without one.
         reward_scaling: rewards are divided by the running deviation of the return discounted by this gamma, whatever
             the loss; None leaves them as they are. Metrics stay raw.
-        reward_clip: scaled rewards are clipped to +- this; None leaves them.
+        reward_clip: scaled rewards are clipped to +- this; None leaves them. Without `reward_scaling` it stays at its
+            default: raw rewards are clipped by `loss.max_abs_reward`.
         max_skipped: the run ends at a log where this many of the newest gradient steps, or more, were not finite.
     """
 
@@ -60,6 +61,12 @@ class LearnerSettings:
     def __post_init__(self) -> None:
         checks.positive(self, "epochs", "minibatches", "accumulation", "target_period", "max_skipped", "reward_clip")
         checks.in_range(self, "reward_scaling", low=0, high=1)
+        usual = type(self).reward_clip
+        if self.reward_scaling is None and self.reward_clip != usual:
+            raise ConfigError(
+                f"LearnerSettings.reward_clip = {self.reward_clip} clips scaled rewards, and reward_scaling = None "
+                f"scales none: set reward_scaling too, or leave reward_clip = {usual} and set loss.max_abs_reward"
+            )
 
 
 @dataclass(frozen=True)

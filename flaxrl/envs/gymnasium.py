@@ -14,9 +14,9 @@ import numpy as np
 from flaxrl import checks
 from flaxrl.envs.base import HostEnv
 from flaxrl.envs.gymnasium_rows import AUTORESETS, GymnasiumRows, info_keys
-from flaxrl.envs.gymnasium_spaces import action_spec, observation_spec
+from flaxrl.envs.gymnasium_spaces import action_spec, component_sizes, is_joint, observation_spec
 from flaxrl.envs.spec import EnvSpec
-from flaxrl.envs.worker import vector_env
+from flaxrl.envs.worker import infos, vector_env
 from flaxrl.envs.workers import Workers
 from flaxrl.errors import ConfigError
 from flaxrl.types import Timestep
@@ -41,8 +41,9 @@ class Gymnasium(HostEnv):
         autoreset: mode that gymnasium's vector env runs in: 'next_step', 'same_step' or 'disabled'. The rows mean the
             same in each; the last two play and throw away one step and one reset more an episode. A `vectorized` env
             says itself which one it has, in `metadata['autoreset_mode']`.
-        action_mask: the env's info carries an `action_mask`, True or 1 where legal: `[A]`, or for MultiDiscrete
-            `[sum(nvec)]` or a tuple of one mask a component.
+        action_mask: the env's info carries an `action_mask`, True or 1 where legal: `[A]`. For MultiDiscrete and
+            MultiBinary `[sum(nvec)]` or a tuple of one mask a component; or an array of shape `nvec`, joint over their
+            combinations, which makes the actions one flat Discrete(prod(nvec)).
 
     Raises:
         ConfigError: when constructed, fields out of range; on the first use of `spec` or `reset`, an unknown id or
@@ -79,26 +80,36 @@ class Gymnasium(HostEnv):
     @functools.cached_property
     def spec(self) -> EnvSpec:
         """What one env observes and accepts."""
-        observation, action = self._spaces
-        return EnvSpec(observation_spec(observation, self.id), action_spec(action, self.id), self._masked(action))
+        observation, action, joint = self._first_look
+        return EnvSpec(observation_spec(observation, self.id), action_spec(action, self.id, joint), self.action_mask)
 
-    def _masked(self, action: Any) -> bool:
-        if self.action_mask and hasattr(action, "low"):
-            raise ConfigError(f"Gymnasium.action_mask = True: actions of {self.id!r} are continuous; use False")
-        return self.action_mask
-
-    @functools.cached_property
+    @property
     def _spaces(self) -> tuple[Any, Any]:
         """Gymnasium's spaces of one env: (observation, action)."""
+        return self._first_look[:2]
+
+    @functools.cached_property
+    def _first_look(self) -> tuple[Any, Any, bool]:
+        """Gymnasium's spaces of one env, (observation, action), and whether its action masks are joint."""
         if self.vectorized:
-            self._envs = self._envs or self._make_vectorized()
-            return self._envs.single_observation_space, self._envs.single_action_space
+            self._envs = envs = self._envs or self._make_vectorized()
+            action = envs.single_action_space
+            joint = self._joint(action, lambda: infos(envs.reset(seed=0)[1], self.num_envs, ("action_mask",))[0])
+            return envs.single_observation_space, action, joint
         with self._creation():
             env = self._maker()()
-        try:
-            return env.observation_space, env.action_space
-        finally:
-            env.close()
+        with contextlib.closing(env):
+            joint = self._joint(env.action_space, lambda: env.reset(seed=0)[1])
+            return env.observation_space, env.action_space, joint
+
+    def _joint(self, action: Any, first_info: Callable[[], dict[str, Any]]) -> bool:
+        """Whether masks over actions of several components are joint, which only the first one tells."""
+        if not self.action_mask:
+            return False
+        if hasattr(action, "low"):
+            raise ConfigError(f"Gymnasium.action_mask = True: actions of {self.id!r} are continuous; use False")
+        sizes = component_sizes(action)
+        return len(sizes) > 1 and is_joint(first_info().get("action_mask"), sizes)
 
     def reset(self, seed: int) -> Timestep:
         """Restarts every env, env i from `seed + i` (`vectorized`: what it makes of `seed`); answers FIRST rows."""

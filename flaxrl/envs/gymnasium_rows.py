@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxrl.envs.gymnasium_spaces import actions_for, idle_actions, rows_of
+from flaxrl.envs.gymnasium_spaces import actions_for, component_sizes, idle_actions, is_joint, rows_of
 from flaxrl.envs.next_step import NextStepRows
-from flaxrl.envs.spec import EnvSpec
+from flaxrl.envs.spec import Discrete, EnvSpec
 from flaxrl.envs.worker import infos
 from flaxrl.errors import ConfigError
 from flaxrl.types import PyTree, Timestep
@@ -42,6 +42,8 @@ class GymnasiumRows:
     def __init__(self, envs: Any, spec: EnvSpec, spaces: tuple[Any, Any], num_envs: int, autoreset: str):
         self._envs, self._spec, self._num_envs, self._autoreset = envs, spec, num_envs, autoreset
         self._observation_space, self._action_space = spaces
+        self._sizes = component_sizes(self._action_space)
+        self._joint = bool(self._sizes) and isinstance(spec.action, Discrete)
         self._keys = info_keys(autoreset, spec.action_mask)
         self._idle = idle_actions(self._action_space, num_envs)
         self._rows = NextStepRows(spec, num_envs)
@@ -58,7 +60,7 @@ class GymnasiumRows:
         expected = (self._num_envs, *self._spec.action.shape)
         if np.shape(action) != expected:
             raise ValueError(f"Gymnasium.step: actions must be {list(expected)}; they are {list(np.shape(action))}")
-        given, over = actions_for(self._action_space, action), self._rows.over
+        given, over = actions_for(self._action_space, action, self._joint), self._rows.over
         restarts = self._autoreset != "next_step" and bool(over.any())
         if restarts:
             given[over] = self._idle[over]
@@ -116,21 +118,30 @@ class GymnasiumRows:
         """Action masks, bool `[B, A]`; a LAST row, whose action nobody takes, may be without."""
         if not self._spec.action_mask:
             return None
-        size = self._spec.mask_size
-        masks = np.ones((self._num_envs, size), bool)
+        masks = np.ones((self._num_envs, self._spec.mask_size), bool)
         for i, (found, last) in enumerate(zip(details, ended, strict=True)):
             own = found.get("final_action_mask" if last and self._autoreset == "same_step" else "action_mask")
-            if own is None:
-                if last:
-                    continue
+            if own is not None:
+                masks[i] = self._mask(own, i)
+            elif not last:
                 raise ConfigError(
                     f"Gymnasium.action_mask = True: the info of env {i} has no 'action_mask'; give it in reset and step"
                 )
-            mask = np.concatenate([np.ravel(x) for x in own]) if isinstance(own, tuple) else np.ravel(own)
-            if len(mask) != size:
-                raise ConfigError(
-                    f"Gymnasium.action_mask = True: info['action_mask'] of env {i} has {len(mask)} entries; it must "
-                    f"have {size}, one for each action (of each component in turn)"
-                )
-            masks[i] = mask.astype(bool)
         return masks
+
+    def _mask(self, own: Any, i: int) -> np.ndarray:
+        """Env i's mask as a bool vector."""
+        mask = np.concatenate([np.ravel(x) for x in own]) if isinstance(own, tuple) else np.ravel(own)
+        size, sizes = self._spec.mask_size, self._sizes
+        if is_joint(own, sizes) == self._joint and len(mask) == size:
+            return mask.astype(bool)
+        rule = f"{size} entries, one for each action"
+        if self._joint:
+            rule = f"the shape {sizes} on every row, as on the first"
+        elif sizes:
+            rule += f" of each component in turn; or, on every row, the shape {sizes}, one for each combination"
+        given = f"is a tuple of {len(own)} masks" if isinstance(own, tuple) else f"has the shape {np.shape(own)}"
+        raise ConfigError(
+            f"Gymnasium.action_mask = True: info['action_mask'] of env {i} {given}, {len(mask)} entries in all; it "
+            f"must have {rule}"
+        )

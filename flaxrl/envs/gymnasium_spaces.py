@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -76,20 +77,25 @@ def _sizes(space: Any) -> np.ndarray | None:
     return np.array([space.n]) if hasattr(space, "start") else None
 
 
-def action_spec(space: Any, env_id: str) -> ActionSpec:
+def action_spec(space: Any, env_id: str, joint: bool = False) -> ActionSpec:
     """The action spec of an action space; arrays of any rank are one vector.
+
+    Args:
+        space: gymnasium's.
+        env_id: for the message.
+        joint: the env's masks are joint (`is_joint`): each combination of the components is one action of a Discrete,
+            the last component running fastest.
 
     Raises:
         ConfigError: Dict, Tuple and other spaces, Box of whole numbers.
     """
     from gymnasium import spaces
 
+    sizes = component_sizes(space)
+    if sizes:
+        return Discrete(math.prod(sizes)) if joint else MultiDiscrete(sizes)
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n), int(space.start))
-    if isinstance(space, spaces.MultiDiscrete):
-        return MultiDiscrete(tuple(int(n) for n in np.ravel(space.nvec)))
-    if isinstance(space, spaces.MultiBinary):
-        return MultiDiscrete((2,) * int(np.prod(space.shape)))
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
         low, high = (np.ravel(x).astype(np.float32).tolist() for x in (space.low, space.high))
         return Box(tuple(low), tuple(high))
@@ -99,13 +105,30 @@ def action_spec(space: Any, env_id: str) -> ActionSpec:
     )
 
 
-def actions_for(space: Any, action: np.ndarray) -> np.ndarray:
+def component_sizes(space: Any) -> tuple[int, ...]:
+    """Actions of each component of a MultiDiscrete or MultiBinary space; () for any other."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in np.ravel(space.nvec))
+    return (2,) * int(math.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else ()
+
+
+def is_joint(mask: Any, sizes: tuple[int, ...]) -> bool:
+    """Whether an action mask is one over all combinations of several components: an array of shape `sizes`."""
+    return len(sizes) > 1 and not isinstance(mask, tuple) and np.shape(mask) == sizes
+
+
+def actions_for(space: Any, action: np.ndarray, joint: bool = False) -> np.ndarray:
     """Actions of a batch in gymnasium's dtype, shape and numbering.
 
     Args:
         space: of one env.
         action: `[B, ...]` as the action spec numbers them: from `start` on for Discrete, else from 0.
+        joint: as `action_spec` has it.
     """
+    if joint:
+        action = np.stack(np.unravel_index(action, component_sizes(space)), axis=-1)
     shaped = np.asarray(action).reshape(-1, *space.shape)
     if hasattr(space, "nvec"):
         shaped = shaped + space.start

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +105,20 @@ def env_action(spec: ActionSpec, action: Any) -> Any:
         low, high = (np.asarray(x, action.dtype).reshape(*lead, -1) for x in (spec.low, spec.high))
         return action.clip(low, high)
     return action
+
+
+def any_legal(spec: ActionSpec, action_mask: Any) -> Any:
+    """Whether there is an action to take: bool `[...]`, of numpy or jax.
+
+    Args:
+        spec: of the env.
+        action_mask: bool `[..., A]`; of MultiDiscrete actions `[..., sum(nvec)]`, where each component needs one of
+            its own.
+    """
+    sizes = spec.nvec if isinstance(spec, MultiDiscrete) else (action_mask.shape[-1],)
+    ends = itertools.accumulate(sizes)
+    legal = [action_mask[..., end - size : end].any(axis=-1) for size, end in zip(sizes, ends, strict=True)]
+    return functools.reduce(operator.and_, legal)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ class Unroll(Protocol):
 class Loss:
     """Scores a trajectory. Fields are hyper-parameters, so config keys; subclasses check them in `__post_init__`.
 
+    Nothing else belongs there: schedules and sweeps put other values into the fields of a copy, and `__post_init__`
+    does not run again (a sweep of a loss that keeps more than its fields is refused).
+
     Trajectories arrive sanitized: masked rows hold zeros, so also action 0, which may be illegal there, and its
     log-probability is then -inf. `masked_mean(x, mask)` drops such a row; where it meets something differentiable
     first, write `jnp.where(mask, log_prob, 0.0)`.
@@ -50,13 +53,18 @@ class Loss:
         """Whether the trajectory's remaining epochs are to be skipped, asked after each.
 
         Args:
-            metrics: means over the epoch, under the names that the loss gave them.
+            metrics: means over the epoch, under the names that the loss gave them. While the program is made it is
+                asked once with 0 under any name, to see whether the answer is None.
 
         Returns:
             A bool scalar; None (the default) where they never are.
         """
         del metrics
         return None
+
+    def check_epochs(self, epochs: int) -> None:
+        """Raises ConfigError where a field has no meaning with `learner.epochs`; called before anything compiles."""
+        del epochs
 
     def prepare(self, unroll: Unroll, state: TrainState, trajectory: Trajectory) -> Any:
         """Once a trajectory, before its epochs: what the loss learns from (PPO: advantages). Default: the trajectory.
@@ -91,7 +99,10 @@ S = TypeVar("S")
 
 
 def with_values(settings: S, **values: Any) -> S:
-    """A copy of a loss or optimizer with other values in some fields, traced ones too: they are not checked again."""
+    """A copy of a loss or optimizer with other values in some fields, traced ones too.
+
+    `__post_init__` does not run: nothing is checked again, and what it computed from a field stays as it was.
+    """
     copy = object.__new__(type(settings))
     copy.__dict__.update(settings.__dict__ | values)
     return copy

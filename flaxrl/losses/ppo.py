@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from flaxrl import checks
+from flaxrl.errors import ConfigError
 from flaxrl.losses.base import MINIBATCHES, Loss, Unroll, with_values
 from flaxrl.losses.returns import explained_variance, generalized_advantages
 from flaxrl.types import AgentInput, Array, Carry, LossOutput, Metrics, Params, TrainState, Trajectory, masked_mean
@@ -99,11 +100,19 @@ class PPO(Loss):
         """See Loss."""
         return None if self.target_kl is None else metrics["kl_behaviour"] > self.target_kl
 
+    def check_epochs(self, epochs: int) -> None:
+        """See Loss."""
+        if self.target_kl is not None and epochs == 1:
+            raise ConfigError(
+                f"PPO.target_kl = {self.target_kl} ends a trajectory's remaining epochs, and learner.epochs = 1 leaves "
+                "none; nearest: learner.epochs = 2, or target_kl = None"
+            )
+
     def prepare(self, unroll: Unroll, state: TrainState, trajectory: Trajectory) -> PPOBatch:
         """Advantages by the values from acting; rows that nobody acted on (LAST, the bootstrap row) are valued now."""
         values = unroll(state.params, trajectory).value
         if trajectory.log_prob is None or values is None:
-            raise ValueError("PPO needs the acting policy's log_prob and a head with a value: use policy_value")
+            raise ConfigError("PPO needs the acting policy's log_prob and a head with a value: use policy_value")
         mask = trajectory.mask
         if trajectory.value is not None:
             values = values.at[:-1].set(jnp.where(mask, trajectory.value, values[:-1]))

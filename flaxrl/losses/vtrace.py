@@ -129,7 +129,7 @@ class VTrace(Loss):
         del target_params
         output = unroll(params, batch, rngs)
         if batch.log_prob is None or output.value is None:
-            raise ValueError("V-trace needs the acting policy's log_prob and a head with a value: use policy_value")
+            raise ConfigError("V-trace needs the acting policy's log_prob and a head with a value: use policy_value")
         policy, mask = output[:-1].policy, batch.mask
         log_prob = policy.log_prob(batch.action)
         log_rho = jnp.where(mask, log_prob - batch.log_prob, 0.0)

@@ -78,7 +78,8 @@ class Agent(nn.Module):
         if self.normalize_observations:
             self.normalizer = Normalizer(self.observation_clip)
         if self.value_torso is not None:
-            self.value_core = self.core.clone(name=None)
+            # Modules that the core has as fields are bound already: cloned along, they get parameters of their own.
+            self.value_core = self.core.clone(name=None, _deep_clone=True, _reset_names=True)
 
     def __call__(self, inputs: AgentInput, carry: Carry) -> tuple[Output, Carry]:
         """Unrolls.

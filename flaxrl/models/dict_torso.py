@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from flaxrl import checks
 from flaxrl.errors import ConfigError
+from flaxrl.models.leaf_names import leaf_key, named_leaves
 from flaxrl.models.torsos import DTYPES, MLP, MinAtarCNN, NatureCNN, computing_in
 from flaxrl.types import Array, PyTree
 
@@ -49,11 +50,12 @@ class DictTorso(nn.Module):
         """Features `[N, F]` of a tree of arrays `[N, ...]`.
 
         Raises:
-            ConfigError: a key of `torsos` that the observation does not have.
+            ConfigError: a key of `torsos` that the observation does not have, or two leaves whose keys give their
+                torsos the same name.
         """
         features = []
-        for key, torso, leaf in self._leaves(observation):
-            named: Any = torso.copy(name=f"torso_{key.replace('/', '_')}")
+        for name, torso, leaf in self._leaves(observation):
+            named: Any = torso.copy(name=name)
             features.append(named(leaf))
         return jnp.concatenate(features, axis=-1)
 
@@ -63,19 +65,19 @@ class DictTorso(nn.Module):
         return min((c for c in chunks if c is not None), default=None)
 
     def _leaves(self, observation: PyTree) -> Iterator[tuple[str, nn.Module, Array]]:
-        """(key, torso, array) of each leaf, in sorted order of the keys."""
-        found = [(_key(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(observation)]
-        keys = [key for key, _ in found]
+        """(its torso's name, torso, array) of each leaf, in sorted order of the keys."""
+        found = named_leaves(observation, _torso_name, "DictTorso")
+        keys = [leaf_key(path) for path, _ in jax.tree_util.tree_leaves_with_path(observation)]
         for key in self.torsos:
             if key not in keys:
                 raise ConfigError(f"DictTorso.torsos: the observation has no leaf {key!r}; {checks.nearest(key, keys)}")
-        for key, leaf in found:
+        for key, (name, leaf) in zip(keys, found.items(), strict=True):
             torso = self.torsos[key] if key in self.torsos else _by_kind(leaf)
-            yield key, torso if self.dtype is None else computing_in(torso, self.dtype, "DictTorso"), leaf
+            yield name, torso if self.dtype is None else computing_in(torso, self.dtype, "DictTorso"), leaf
 
 
-def _key(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+def _torso_name(path: Any) -> str:
+    return f"torso_{leaf_key(path).replace('/', '_')}"
 
 
 def _by_kind(leaf: Array) -> nn.Module:

@@ -61,6 +61,10 @@ class PolicyValue(nn.Module):
             checks.choice(self, "distribution", DISTRIBUTIONS)
         # A standard deviation is a float32, and so is its square.
         checks.in_range(self, "log_std_min", "log_std_max", low=-40, high=40)
+        if self.log_std_min > self.log_std_max:
+            raise ConfigError(
+                f"PolicyValue.log_std_min = {self.log_std_min:g} must be <= log_std_max = {self.log_std_max:g}"
+            )
         checks.in_range(self, "log_std_init", low=self.log_std_min, high=self.log_std_max)
         _check_space(self.action_spec, self.distribution)
         super().__post_init__()

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from flaxrl.errors import ConfigError
+from flaxrl.models.leaf_names import leaf_key, named_leaves
 from flaxrl.types import Array, PyTree
 
 STATISTICS = "statistics"
@@ -116,7 +117,7 @@ class Normalizer(nn.Module):
         """The tree with float32 normalised leaves, for leaves `[N, ...]`.
 
         Raises:
-            ConfigError: no leaf is of a float type.
+            ConfigError: no leaf is of a float type, or two leaves have the same name.
         """
         leaves = _float_leaves(observation)
         if not leaves:
@@ -140,10 +141,10 @@ class Normalizer(nn.Module):
 
 def _name(path: tuple) -> str:
     """Of a leaf: its path, 'observation' where it is all there is."""
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "observation"
+    return leaf_key(path) or "observation"
 
 
 def _float_leaves(observation: PyTree) -> dict[str, Array]:
     """The leaves that are normalised, by name."""
-    leaves = jax.tree_util.tree_leaves_with_path(observation)
-    return {_name(path): x for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
+    leaves = named_leaves(observation, _name, "normalize_observations")
+    return {name: x for name, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}

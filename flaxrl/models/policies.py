@@ -34,4 +34,6 @@ class Sampled(nn.Module):
             action = jax.vmap(lambda p, k: make_policy(p).sample(seed=k))(output.policy_params, keys)
         else:
             action = policy.mode()
+        # Else a compiler may take the density of an action that it has not yet rounded to what is stored.
+        action = jax.lax.optimization_barrier(action)
         return action, policy.log_prob(action)

@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 
 from flaxrl.envs.base import HostEnv
-from flaxrl.envs.spec import EnvSpec, env_action
+from flaxrl.envs.spec import EnvSpec, any_legal, env_action
 from flaxrl.errors import TrainingError
 from flaxrl.models.agent import agent_input
 from flaxrl.trainers.blocks import InputBlocks
@@ -191,7 +191,7 @@ class Actor:
         """What the agent sees of the last timestep; raises where no action is legal."""
         timestep = self._timestep
         if timestep.action_mask is not None:
-            bad = ~np.any(timestep.action_mask, axis=-1) & (timestep.step_type != LAST)
+            bad = ~any_legal(self._env.spec.action, timestep.action_mask) & (timestep.step_type != LAST)
             if bad.any():
                 env = int(self._env_ids[np.argmax(bad)])
                 raise TrainingError(no_legal_action(env, self._first_step + self._rows * self._num_envs + env))

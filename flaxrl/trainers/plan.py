@@ -209,6 +209,7 @@ def _check_batch(plan: Plan, agent: Any) -> None:
     batch, devices = plan.source.batch_size, plan.mesh.size
     _check_processes(plan.mesh)
     checks.divides(batch, devices, "envs", f"devices ({jax.default_backend()})")
+    plan.loss.check_epochs(plan.learner.epochs)
     minibatches, accumulation = plan.learner.minibatches, plan.learner.accumulation
     sequences = plan.loss.minibatch == "sequences"
     rows, unit = (batch, "sequences") if sequences else (plan.steps_per_update, "samples")

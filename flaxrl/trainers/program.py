@@ -80,6 +80,10 @@ class Program:
         """Where the metrics of calls add up."""
         return MetricsBuffer()
 
+    def check(self, data: Data) -> None:
+        """Raises TrainingError for what went wrong in the envs since the last log."""
+        self.source.check(data)
+
     def check_skipped(
         self, metrics: dict[str, float], updates: int, state: TrainState, step: int, tell: Callable[[str], None]
     ) -> None:

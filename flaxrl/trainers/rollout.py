@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from flaxrl import checks
 from flaxrl.envs.base import AutoReset, AutoResetState, JaxEnv
+from flaxrl.envs.spec import ActionSpec, any_legal
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.models.agent import agent_input
 from flaxrl.models.policies import row_keys
@@ -161,7 +162,8 @@ class JaxRollout(Source):
             value=rows.value,
             carry=jax.tree.map(lambda x: x[None], data.carry),
         )
-        return new.replace(fault=_first_fault(data.fault, inputs, updates)), trajectory, rows.answer
+        fault = _first_fault(data.fault, self._envs.spec.action, inputs, updates)
+        return new.replace(fault=fault), trajectory, rows.answer
 
     def check(self, data: RolloutData) -> None:
         """Raises TrainingError where an env had no legal action although its episode went on."""
@@ -177,18 +179,18 @@ class JaxRollout(Source):
 
 
 def no_legal_action(env: int, step: int) -> str:
-    """The message for an action mask that is all False on a row that is not LAST."""
+    """The message for an action mask that leaves nothing to do on a row that is not LAST."""
     return (
         f"env {env} gave an action mask without a legal action at step {step}, before its episode's end: "
-        "at least one action must be legal on every row that is not LAST"
+        "at least one action (of MultiDiscrete ones, of each component) must be legal on every row that is not LAST"
     )
 
 
-def _first_fault(fault: Array, inputs: AgentInput, updates: Array) -> Array:
+def _first_fault(fault: Array, spec: ActionSpec, inputs: AgentInput, updates: Array) -> Array:
     """`fault` with the first row of each env that has no legal action and is not LAST."""
     if inputs.action_mask is None:
         return fault
-    bad = ~jnp.any(inputs.action_mask, axis=-1) & (inputs.step_type != LAST)
+    bad = ~any_legal(spec, inputs.action_mask) & (inputs.step_type != LAST)
     found = jnp.stack([jnp.full(bad.shape[1:], updates, jnp.int32), jnp.argmax(bad, axis=0).astype(jnp.int32)], axis=-1)
     new = jnp.any(bad, axis=0) & (fault[:, 0] < 0)
     return jnp.where(new[:, None], found, fault)

@@ -70,6 +70,18 @@ class SeedsProgram(Program):
         """Where the metrics of calls add up."""
         return SeedMetrics(self.seeds)
 
+    def check(self, data: Data) -> None:
+        """As Program, naming the run whose env it was."""
+        try:
+            self.source.check(data)
+        except TrainingError:
+            for index in range(self.seeds.size):
+                try:
+                    self.source.check(jax.tree.map(lambda x, i=index: x[i], data))
+                except TrainingError as error:
+                    raise TrainingError(f"{self.seeds.name(index)}: {error}") from error
+            raise
+
     def check_skipped(
         self, metrics: dict[str, float], updates: int, state: TrainState, step: int, tell: Callable[[str], None]
     ) -> None:

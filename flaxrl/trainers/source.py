@@ -96,7 +96,11 @@ class Source(abc.ABC):
         return ()
 
     def check(self, data: Data) -> None:
-        """Raises what went wrong since the last log (an env without a legal action); called by the host."""
+        """Raises what went wrong since the last log (an env without a legal action); called by the host.
+
+        Of many seeds in one program it is called with the data of all, leaves `[N, ...]`; where that raises, with each
+        one's.
+        """
         del data
 
     def snapshot(self, data: Data) -> PyTree | None:

@@ -26,7 +26,7 @@ class RewardScaling:
     what is best. Engstrom et al., 2020, "Implementation Matters in Deep Policy Gradients", appendix A.1.
 
     The statistics see a trajectory before it is scaled (observations are learned from first, but no ratio of policies
-    depends on rewards): the first trajectory is scaled by its own deviation, and never by that of rewards all 0.
+    depends on rewards): the first trajectory is scaled by its own deviation. While all returns are equal nothing is.
 
     Attributes:
         discount: gamma of G.
@@ -57,11 +57,19 @@ class RewardScaling:
         rows = (jnp.where(finite, trajectory.reward, 0.0), trajectory.discount, trajectory.inputs.first[:-1])
         running, returns = jax.lax.scan(step, variables[PER_ENV]["return"], rows)
         moments = variables[RETURNS]["moments"].merged(returns, trajectory.mask & finite)
-        reward = trajectory.reward / moments.deviation
+        deviation = _deviation(moments)
+        reward = trajectory.reward / deviation
         if self.clip is not None:
             reward = jnp.clip(reward, -self.clip, self.clip)
         variables = {**variables, RETURNS: {"moments": moments}, PER_ENV: {"return": running}}
-        return variables, trajectory.replace(reward=reward), moments.deviation
+        return variables, trajectory.replace(reward=reward), deviation
+
+
+def _deviation(moments: Moments) -> Array:
+    """Deviation of the returns; 1 while they are all equal, which leaves rewards as they are."""
+    # Equal numbers have a variance of rounding errors, about 1e-14 of their square.
+    differ = moments.variance > 1e-10 * jnp.square(moments.mean)
+    return jnp.where(differ, moments.deviation, 1.0)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import typing
 from collections.abc import Mapping
@@ -87,12 +88,26 @@ def make_sweep(config: Any) -> Sweep:
     grid = {path: _values(config, path, values) for path, values in fields.items()}
     sweep = Sweep(tuple(grid), tuple(itertools.product(*grid.values())))
     for values, label in zip(sweep.settings, sweep.labels, strict=True):
+        setting = dict(zip(grid, values, strict=True))
         for block in BLOCKS if grid else ():
             try:
-                build.build(_changed(config[block], block, dict(zip(grid, values, strict=True))), f"config.{block}")
+                made = build.build(_changed(config[block], block, setting), f"config.{block}")
             except ConfigError as error:
                 raise ConfigError(f"config.sweep, setting {label}: {error}") from error
+            if any(path.startswith(f"{block}.") for path in grid):
+                _check_fields_only(made)
     return sweep
+
+
+def _check_fields_only(owner: Any) -> None:
+    """Checks that a swept object keeps nothing that `__post_init__` computed: `swept` would leave it as it was."""
+    others = sorted(vars(owner).keys() - {field.name for field in dataclasses.fields(owner) if field.init})
+    if others:
+        name = type(owner).__name__
+        raise ConfigError(
+            f"config.sweep cannot have fields of {name}, which keeps {', '.join(others)} beside its fields, made "
+            "before there is a swept value: compute it where it is used, or start one run for each value"
+        )
 
 
 def _values(config: Any, path: str, values: Any) -> tuple[float, ...]:

@@ -219,7 +219,7 @@ class Trainer:
         self._write(metrics)
         self._writers.flush()
         self._log_seconds = time.perf_counter() - now
-        self.source.check(self.data)
+        self._program.check(self.data)
         self._program.check_skipped(metrics, updates, self.state, self.steps, self.progress.print)
 
     def _time_metrics(self) -> dict[str, float]:

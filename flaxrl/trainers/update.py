@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -115,13 +116,19 @@ def _epochs(
     def epoch(state: TrainState, key: Array) -> tuple[TrainState, UpdateOutput]:
         return _epoch(gradient_step, shuffle, state, batch, key)
 
+    # Asked under any name, so that an epoch is traced once more, for its shapes, only where some may be skipped.
+    if len(keys) == 1 or loss.stop(collections.defaultdict(lambda: jnp.zeros(()))) is None:
+        state, out = jax.lax.scan(epoch, state, keys)
+        return state, UpdateOutput(_over_steps(out.metrics), jax.tree.map(lambda x: x[-1], out.priorities))
+    shapes = jax.eval_shape(epoch, state, keys[0])[1]
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
     def unless_stopped(carry: tuple[TrainState, Array, PyTree], key: Array) -> Any:
         state, stopped, priorities = carry
 
         def skip(state: TrainState, key: Array) -> tuple[TrainState, UpdateOutput]:
-            metrics = jax.eval_shape(epoch, state, key)[1].metrics
-            nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
-            return state, UpdateOutput(nothing, priorities)
+            del key
+            return state, nothing.replace(priorities=priorities)
 
         state, out = jax.lax.cond(stopped, skip, epoch, state, key)
         means = {k.removeprefix("loss/"): total / jnp.maximum(count, 1) for k, (total, count) in out.metrics.items()}
@@ -130,13 +137,7 @@ def _epochs(
         metrics = out.metrics | as_pairs({"loss/epochs": 1.0 - stopped})
         return (state, stopped | stop, out.priorities), metrics
 
-    shapes = jax.eval_shape(epoch, state, keys[0])[1]
-    names = {k.removeprefix("loss/"): jnp.zeros(()) for k in shapes.metrics}
-    if len(keys) == 1 or loss.stop(names) is None:
-        state, out = jax.lax.scan(epoch, state, keys)
-        return state, UpdateOutput(_over_steps(out.metrics), jax.tree.map(lambda x: x[-1], out.priorities))
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.priorities)
-    (state, _, priorities), metrics = jax.lax.scan(unless_stopped, (state, jnp.bool_(False), nothing), keys)
+    (state, _, priorities), metrics = jax.lax.scan(unless_stopped, (state, jnp.bool_(False), nothing.priorities), keys)
     metrics = _over_steps(metrics)
     metrics["loss/epochs"] = (metrics["loss/epochs"][0], jnp.float32(1.0))
     return state, UpdateOutput(metrics, priorities)

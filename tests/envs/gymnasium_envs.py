@@ -161,6 +161,33 @@ class MaskedComponents(Clock):
         return {"action_mask": (np.array([1, 0]), np.array([0, 1, 1]))}
 
 
+class JointMask(Components):
+    """Legal are the combinations whose numbers, from 0, and the time have an even sum; it checks what it receives.
+
+    Args:
+        nvec: sizes of the two components.
+        later: form of the masks after the first: 'joint', or 'flat', which they must not become.
+        turned: masks have their axes in the wrong order.
+    """
+
+    def __init__(self, nvec: tuple[int, ...] = (2, 3), later: str = "joint", turned: bool = False, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.observation_space = self.action_space = spaces.MultiDiscrete(list(nvec), start=[5, -1])
+        self.later, self.turned = later, turned
+
+    def legal(self) -> Any:
+        return (np.indices(self.action_space.nvec).sum(axis=0) + self.t) % 2 == 0  # type: ignore[attr-defined]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        assert self.legal()[tuple(np.array(action) - [5, -1])], f"{action} is illegal"
+        return super().step(action)
+
+    def info(self) -> dict[str, Any]:
+        mask = self.legal()
+        mask = mask.T if self.turned else mask
+        return {"action_mask": mask.ravel() if self.later == "flat" and self.t else mask}
+
+
 class Raises(Clock):
     """Goes wrong at step 30 of the envs whose seed says so."""
 
@@ -207,10 +234,14 @@ class Unpicklable(Exception):
 
 
 def same_step_envs(
-    num_envs: int, max_episode_steps: int, declared: Any = AutoresetMode.SAME_STEP, **kwargs: Any
+    num_envs: int,
+    max_episode_steps: int,
+    declared: Any = AutoresetMode.SAME_STEP,
+    game: type[gymnasium.Env] = Clock,
+    **kwargs: Any,
 ) -> Any:
-    """A vector env of its own with SAME_STEP autoreset, which `declared` may deny."""
-    make = [lambda: gymnasium.wrappers.TimeLimit(Clock(), max_episode_steps)] * num_envs
+    """A vector env of `game`, its own, with SAME_STEP autoreset, which `declared` may deny."""
+    make = [lambda: gymnasium.wrappers.TimeLimit(game(), max_episode_steps)] * num_envs
     envs = SyncVectorEnv(make, autoreset_mode=AutoresetMode.SAME_STEP)
     envs.metadata = envs.metadata | {"autoreset_mode": declared}
     return _Spoilt(envs, **kwargs) if kwargs else envs
@@ -243,6 +274,7 @@ for _cls in (
     Nested,
     Masked,
     MaskedComponents,
+    JointMask,
     Raises,
     Witness,
 ):

@@ -259,5 +259,5 @@ def test_a_head_without_a_value_is_refused():
         value=None,
     )
     state: Any = type("State", (), {"params": None})
-    with pytest.raises(ValueError, match="policy_value"):
+    with pytest.raises(ConfigError, match="policy_value"):
         PPO().prepare(lambda params, batch, rngs=None: Output(), state, trajectory)

@@ -172,5 +172,5 @@ def test_needs_a_value():
 
     v = vector("vtrace_onpolicy")
     params, trajectory = golden_trajectory(v["inputs"], expand(v["inputs"]), 0.0)
-    with pytest.raises(ValueError, match="a head with a value"):
+    with pytest.raises(ConfigError, match="a head with a value"):
         VTrace()(no_value, params, None, trajectory, {})

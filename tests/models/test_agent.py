@@ -22,11 +22,26 @@ from flaxrl.types import FIRST, LAST, MID, ActContext, AgentInput, Timestep
 
 T, B, A = 6, 3, 4
 SPEC = Discrete(A)
-CORES = {"feed_forward": FeedForward(), "lstm": LSTM(5), "gru": GRU(5, initial_state="learned")}
+
+
+class Wrapped(nn.Module):
+    """A core around another, which is a field."""
+
+    inner: nn.Module
+
+    def __call__(self, x: Any, first: Any, carry: Any) -> Any:
+        return self.inner(x, first, carry)  # type: ignore[operator]
+
+    def initial_carry(self, batch_size: int) -> Any:
+        return self.inner.initial_carry(batch_size)  # type: ignore[attr-defined]
+
+
+CORES: dict[str, Any] = {"feed_forward": FeedForward(), "lstm": LSTM(5), "gru": GRU(5, initial_state="learned")}
+WRAPPED: dict[str, Any] = CORES | {"wrapped": Wrapped(LSTM(5))}
 
 
 def agent_of(core: str, **fields: Any) -> Any:
-    return Agent(MLP((6,)), CORES[core], PolicyValue(SPEC), Sampled(), SPEC, **fields)
+    return Agent(MLP((6,)), WRAPPED[core], PolicyValue(SPEC), Sampled(), SPEC, **fields)
 
 
 def unroll_inputs(extras: bool = False) -> Any:
@@ -165,7 +180,7 @@ def test_last_action_and_reward_reach_the_model():
     np.testing.assert_allclose(apply(inputs) - zero, one_hot + reward, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("core", ["feed_forward", "wrapped", "gru"])
 def test_a_value_torso_is_a_network_of_its_own(core):
     """Acting row by row is unrolling; the policy sees nothing of the value's parameters, nor the reverse."""
     agent = agent_of(core, value_torso=MLP((7,)), use_last_reward=True)
@@ -177,6 +192,8 @@ def test_a_value_torso_is_a_network_of_its_own(core):
     assert parameters["torso"]["Dense_0"]["kernel"].shape == (3, 6)
     assert parameters["value_torso"]["Dense_0"]["kernel"].shape == (3, 7)
     assert ("value_core" in parameters) == ("core" in parameters) == (core != "feed_forward")
+    if core == "wrapped":
+        assert parameters["value_core"]["inner"].keys() == parameters["core"]["inner"].keys()
     carry = agent.apply(variables, B, method="initial_carry")
     assert len(carry) == 2 and jax.tree.structure(carry[0]) == jax.tree.structure(carry[1])
     learned, end = jax.jit(agent.apply)(variables, inputs, carry)

@@ -110,6 +110,14 @@ def test_in_an_agent_with_one_dtype():
         ),
         (lambda: DictTorso(dtype="float8"), "DictTorso.dtype = 'float8' is unknown"),
         (
+            lambda: DictTorso().init(KEY, {"a": {"b": np.ones((1, 2))}, "a_b": np.ones((1, 2))}),
+            r"DictTorso: .* \['a'\]\['b'\] and \['a_b'\] would both be named 'torso_a_b'; rename a key",
+        ),
+        (
+            lambda: DictTorso({"a/b": MLP()}).cpu_chunk({"a": {"b": np.ones((1, 2))}, "a/b": np.ones((1, 2))}),
+            r"\['a'\]\['b'\] and \['a/b'\] would both be named",
+        ),
+        (
             lambda: build(config_for("dict_torso", torsos={"pos": config_for("mlp", hidden=(0,))}), "config.torso"),
             r"config.torso.torsos.pos: MLP.hidden = \(0,\) must be >= 1",
         ),

@@ -63,6 +63,11 @@ def test_scales_of_the_initialisers():
         (Box((-1.0, 2.0), (1.0, 2.0)), {"distribution": "tanh_gaussian"}, r"dimension 1 of the action has \[2, 2\]"),
         (None, {"log_std_init": 3.0}, r"PolicyValue.log_std_init = 3.0 must be >= -10 and <= 2"),
         (None, {"log_std_min": float("nan")}, r"PolicyValue.log_std_min = nan must be >= -40 and <= 40"),
+        (
+            None,
+            {"log_std_min": 1.0, "log_std_max": 0.0},
+            r"PolicyValue.log_std_min = 1 must be <= log_std_max = 0",
+        ),
         (Discrete(2), {"policy_scale": -1.0}, "PolicyValue.policy_scale = -1.0 must be >= 0"),
         (Discrete(2), {"value_scale": float("nan")}, "PolicyValue.value_scale"),
     ],

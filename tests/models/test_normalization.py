@@ -148,3 +148,10 @@ def test_only_observe_changes_the_statistics():
 def test_nothing_to_normalise_is_refused():
     with pytest.raises(ConfigError, match=r"normalize_observations = True has nothing to normalise: .* is uint8"):
         Normalizer().init({}, np.zeros((1, 84, 84, 4), np.uint8))
+
+
+def test_two_leaves_of_one_name_are_refused():
+    """Else the statistics of the second would take the place of the first's; uint8 leaves count, which would too."""
+    for x in (np.ones((1, 2), np.float32), np.ones((1, 2), np.uint8)):
+        with pytest.raises(ConfigError, match=r"\['a'\]\['b'\] and \['a/b'\] would both be named 'a/b'"):
+            Normalizer().init({}, {"a": {"b": np.ones((1, 2), np.float32)}, "a/b": x})

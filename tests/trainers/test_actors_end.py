@@ -13,6 +13,7 @@ from actor_setups import SOON, alive, running, wait_until
 from learner_setups import host
 
 from flaxrl.envs.fake import HostScripted, Scripted
+from flaxrl.envs.spec import EnvSpec, MultiDiscrete
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.trainers.actors import ActorThreads
 
@@ -75,6 +76,31 @@ def test_no_legal_action_ends_the_run_with_its_step(threads):
     with (
         running(lambda n: Trap(num_envs=n, mask="partial"), threads=threads, updates=7) as run,
         pytest.raises(TrainingError, match="env 3 gave an action mask without a legal action at step 151, "),
+    ):
+        run.sample()
+
+
+class Parts(HostScripted):
+    """Actions of two components; at time 2 of an episode env 1 has none for the first, and two for the second."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.spec = EnvSpec(self.spec.observation, MultiDiscrete((2, 3)), action_mask=True)
+
+    def step(self, action: np.ndarray) -> Any:
+        return super().step(action[:, 1])
+
+    def _mask(self) -> np.ndarray:
+        mask = np.broadcast_to([True, True, True, False, True], (self.num_envs, 5)).copy()
+        mask[1, :2] = self._time[1] != 2
+        return mask
+
+
+def test_a_component_without_a_legal_action_ends_the_run():
+    agent = make_agent(Parts(num_envs=1).spec, core="feed_forward")
+    with (
+        running(lambda n: Parts(num_envs=n), agent=agent, threads=0) as run,
+        pytest.raises(TrainingError, match="env 1 gave an action mask without a legal action at step 8, "),
     ):
         run.sample()
 

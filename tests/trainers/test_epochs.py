@@ -17,16 +17,16 @@ from flaxrl.types import LossOutput, Trajectory
 
 @dataclass(frozen=True)
 class Stops(Loss):
-    """Gradient 1 a step; stops after an epoch whose mean of -w was `at_least`; the slope moves with progress."""
+    """Gradient 1 a step; stops after an epoch whose mean of -w was `at_least` (None: never); the slope moves."""
 
-    at_least: float = 2.0
+    at_least: float | None = 2.0
     slope: Any = 1.0
 
     def at(self, progress: Any) -> Stops:
         return with_values(self, slope=1.0 + progress)
 
     def stop(self, metrics: Any) -> Any:
-        return metrics["w"] >= self.at_least
+        return None if self.at_least is None else metrics["w"] >= self.at_least
 
     def __call__(self, unroll: Any, params: Any, target_params: Any, batch: Trajectory, rngs: Any) -> Any:
         w = params["w"][0]
@@ -60,3 +60,17 @@ def test_the_next_trajectory_starts_anew_and_moves_the_losss_schedule():
     state, out = update(state, trajectory(mesh), key(1))
     found = means(out.metrics)
     assert int(state.step) == 4 and found["loss/slope"] == 1.5 and found["loss/first_w"] == 2.0
+
+
+@pytest.mark.parametrize(("at_least", "traces"), [(None, 1), (2.0, 2)])
+def test_an_epoch_is_traced_for_its_shapes_only_where_it_may_be_skipped(at_least, traces):
+    seen = []
+
+    class Traced(Stops):
+        def __call__(self, *args: Any) -> Any:
+            seen.append(self)
+            return super().__call__(*args)
+
+    state, update, mesh = start(Traced(at_least), 1, epochs=3, minibatches=2)
+    update.lower(state, trajectory(mesh), key())
+    assert len(seen) == traces

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flaxrl import ConfigError, config_for
+from flaxrl.build import build
 from flaxrl.trainers.plan import check
 from tests.small_runs import host_config, small_config
 
@@ -40,3 +41,17 @@ def test_minibatches_must_split_what_a_device_has() -> None:
 def test_single_steps_are_nothing_to_a_recurrent_agent() -> None:
     with pytest.raises(ConfigError, match=r"Surrogate shuffles single steps, which a recurrent agent cannot"):
         check(with_envs(8, loss=config_for("surrogate:Surrogate"), core=config_for("gru")))
+
+
+@pytest.mark.parametrize("value", [5.0, None])
+def test_a_clip_of_scaled_rewards_needs_them_scaled(value: float | None) -> None:
+    with pytest.raises(ConfigError, match=rf"reward_clip = {value} clips scaled rewards, .* set loss.max_abs_reward"):
+        build(config_for("learner", reward_clip=value))
+    assert build(config_for("learner", reward_clip=value, reward_scaling=0.9)).reward_clip == value
+
+
+def test_a_target_kl_needs_epochs_to_end() -> None:
+    loss = config_for("ppo", target_kl=0.1)
+    with pytest.raises(ConfigError, match=r"PPO.target_kl = 0.1 ends .* learner.epochs = 1 leaves none; nearest: "):
+        check(with_envs(8, loss=loss))
+    check(with_envs(8, loss=loss, learner=config_for("learner", epochs=2)))

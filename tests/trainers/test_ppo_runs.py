@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from flaxrl import ConfigError, config_for
+from flaxrl.models.normalization import STATISTICS
 from flaxrl.trainers.plan import check
+from flaxrl.trainers.sharding import PER_ENV
+from flaxrl.trainers.statistics import RETURNS
 from tests.small_runs import all_finite, assert_same, every, rows, small_config, stop, train
 
 
@@ -51,8 +54,15 @@ SETTINGS = {
 
 @pytest.mark.parametrize("setting", ["off", "on", *[pytest.param(s, marks=pytest.mark.slow) for s in ("odd", "even")]])
 def test_optional_fields_compile_on_and_off(tmp_path: Path, setting: str) -> None:
-    trainer = train(ppo_config(updates=1, loss=SETTINGS[setting]), tmp_path)
+    """Those of the loss, and the clips of gradients, of scaled rewards and of normalised observations."""
+    clip = {"off": None, "even": None, "on": 0.5, "odd": 0.5}[setting]
+    learner = config_for("learner", epochs=2, minibatches=2, reward_scaling=0.9, reward_clip=clip)
+    optimizer = config_for("optimizer", max_grad_norm=clip)
+    config = ppo_config(updates=1, loss=SETTINGS[setting], learner=learner, optimizer=optimizer)
+    config.model.normalize_observations, config.model.observation_clip = True, clip
+    trainer = train(config, tmp_path)
     assert all_finite(trainer.state.params)
+    assert rows(tmp_path)[-1]["loss/skipped"] == 0
 
 
 def test_a_target_kl_ends_the_epochs(tmp_path: Path) -> None:
@@ -87,12 +97,16 @@ def test_single_steps_are_nothing_to_a_recurrent_agent() -> None:
 
 @pytest.mark.parametrize("recurrent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, recurrent: bool) -> None:
-    whole = train(ppo_config(6, recurrent, {"clip_final": 0.1, "target_kl": 0.05}), tmp_path / "whole")
-    part = ppo_config(6, recurrent, {"clip_final": 0.1, "target_kl": 0.05})
-    stop(part, tmp_path / "part", 3)
-    resumed = train(part, tmp_path / "part")
-    assert_same(jax.device_get(whole.state.params), jax.device_get(resumed.state.params))
-    assert_same(jax.device_get(whole.state.opt_state), jax.device_get(resumed.state.opt_state))
+    """Parameters, moments, counters, running statistics, env states and what the agent remembers."""
+    learner = config_for("learner", epochs=2, minibatches=2, reward_scaling=0.9)
+    config = ppo_config(6, recurrent, {"clip_final": 0.1, "target_kl": 0.05}, learner=learner)
+    config.model.normalize_observations = True
+    whole = train(config, tmp_path / "whole")
+    stop(config, tmp_path / "part", 3)
+    resumed = train(config, tmp_path / "part")
+    assert set(whole.state.variables) == {STATISTICS, RETURNS, PER_ENV}
+    assert_same(resumed.state, whole.state)
+    assert_same(resumed.data, whole.data)
 
 
 @pytest.mark.slow

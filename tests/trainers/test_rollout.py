@@ -12,6 +12,7 @@ from learner_setups import assert_close, compilations, host, key, make_agent, me
 
 from flaxrl.configuration import MeshSettings
 from flaxrl.envs.fake import Counting, HostScripted, Scripted
+from flaxrl.envs.spec import EnvSpec, MultiDiscrete
 from flaxrl.errors import ConfigError, TrainingError
 from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.rollout import JaxRollout
@@ -127,8 +128,23 @@ class _Trap(Scripted):
         return jnp.broadcast_to(legal, (self.num_actions,))
 
 
-def test_no_legal_action_elsewhere_is_an_error_that_names_env_and_step():
-    env = _Trap(episode_length=9, mask="partial")
+class _Parts(_Trap):
+    """The same of the first of two components; the second has two legal actions everywhere."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.spec = EnvSpec(self.spec.observation, MultiDiscrete((2, 3)), action_mask=True)
+
+    def step(self, state, action, key):
+        return super().step(state, action[1], key)
+
+    def _mask(self, state):
+        return jnp.concatenate([super()._mask(state)[:2], jnp.asarray([True, False, True])])
+
+
+@pytest.mark.parametrize("kind", [_Trap, _Parts])
+def test_no_legal_action_elsewhere_is_an_error_that_names_env_and_step(kind):
+    env = kind(episode_length=9, mask="partial")
     source, state, data, sample = start(env, num_envs=8)
     secrets = host(data.envs.env.offset)
     trapped = int(np.flatnonzero(secrets != secrets[0])[0])

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from learner_setups import assert_close, host
 
-from flaxrl import Trainer, config_for
+from flaxrl import Trainer, TrainingError, config_for
 from flaxrl.trainers import seeds as seeds_module
 from flaxrl.trainers.plan import check
 from flaxrl.trainers.program import make_program
+from flaxrl.trainers.rollout import RolloutData
 from flaxrl.trainers.seed_metrics import STD
 from flaxrl.trainers.setup import build_agent, env_factory
+from flaxrl.trainers.source import Runtime
 from tests.small_runs import Stopped, assert_same, every, rows, small_config, stop, train
 
 
@@ -178,8 +180,6 @@ def test_a_seed_that_fails_is_named_and_the_others_go_on(tmp_path: Path, capsys:
 
 
 def test_the_run_ends_when_all_seeds_have_failed(tmp_path: Path) -> None:
-    from flaxrl import TrainingError
-
     config = many_config(8, learner=config_for("learner", max_skipped=2), **every(1))
     trainer = Stopped(config, tmp_path, 2, lambda: poison(trainer, [0, 1]))
     with pytest.raises(TrainingError, match=r"not finite in the last 2 gradient steps or more of every seed \(step 32"):
@@ -187,7 +187,21 @@ def test_the_run_ends_when_all_seeds_have_failed(tmp_path: Path) -> None:
 
 
 def test_masks_without_a_legal_action_end_the_run(tmp_path: Path) -> None:
-    from flaxrl import TrainingError
-
-    with pytest.raises(TrainingError, match="env 0 gave an action mask without a legal action at step 0"):
+    with pytest.raises(TrainingError, match=r"^seed 3: env 0 gave an action mask without a legal action at step 0, "):
         train(many_config(1, env=config_for("scripted", mask="empty")), tmp_path)
+
+
+def test_the_seed_is_named_whose_env_gave_no_legal_action() -> None:
+    """Env 1 of the third seed of four, at t = 2 of update 5: step 5 * 8 + 2 * 2 + 1."""
+    config = many_config(1, 4, env=config_for("scripted", mask="partial"))
+    plan, make_env = check(config), env_factory(config)
+    spec = make_env(1).spec
+    agent = build_agent(config, spec)
+    plan.source.setup(Runtime(make_env, agent, plan.mesh, plan.seed, plan.progress))
+    program = make_program(plan, agent, spec, plan.source)
+    fault = np.full((4, 2, 2), -1)
+    data = RolloutData(envs=None, carry=(), last_action=(), fault=fault)  # type: ignore[arg-type]
+    program.check(data)
+    fault[2, 1] = 5, 2
+    with pytest.raises(TrainingError, match=r"^seed 5: env 1 gave .* at step 45, "):
+        program.check(data)

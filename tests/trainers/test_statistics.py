@@ -28,7 +28,7 @@ from flaxrl.build import build, config_for
 from flaxrl.envs.fake import HostScripted, Scripted
 from flaxrl.errors import ConfigError
 from flaxrl.losses.ppo import PPO
-from flaxrl.models.normalization import STATISTICS
+from flaxrl.models.normalization import EPSILON, STATISTICS
 from flaxrl.trainers.actors import ActorThreads
 from flaxrl.trainers.optimizer import Optimizer
 from flaxrl.trainers.rollout import JaxRollout
@@ -140,14 +140,15 @@ def test_a_recurrent_agent_too() -> None:
         np.testing.assert_allclose(output.value[:-1][valid], trajectory.value[valid], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["jax", "host"])
-def test_the_first_ratio_of_ppo_is_1(kind: str) -> None:
-    """In every update, though the statistics move between them and the parameters within."""
-    played = play(kind, 3, loss=PPO(), epochs=2, minibatches=2)
+@pytest.mark.parametrize(("kind", "target_kl"), [("jax", 1e-3), ("host", None)])
+def test_the_first_ratio_of_ppo_is_1(kind: str, target_kl: float | None) -> None:
+    """In every update, though the statistics move between them and the parameters within; one program does them all."""
+    played = play(kind, 3, loss=PPO(target_kl=target_kl), epochs=2, minibatches=2)
     for metrics in played.metrics:
         assert metrics["loss/first_ratio_deviation"] <= 1e-5 and metrics["loss/kl_behaviour"] > 0
     means_seen = [s.variables[STATISTICS]["normalizer"]["observation"].mean[1] for s in played.states]
     assert len(set(map(float, means_seen))) == 4
+    assert len(set(played.programs[1:])) == 1
 
 
 @pytest.mark.parametrize("kind", ["jax", "host"])
@@ -204,6 +205,19 @@ def test_worked_returns() -> None:
     assert float(moments.count) == 7 and float(moments.mean) == pytest.approx(2.0)
     assert float(deviation) == pytest.approx(np.std(values), rel=1e-6)
     np.testing.assert_allclose(scaled.reward[:, 0], np.array([1, 1, 2, 0, 0]) / np.std(values), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reward", [1.0, 0.0, -3e-3])
+def test_equal_returns_leave_rewards_as_they_are(reward: float) -> None:
+    """Unrolls of one row: G is r for each first action; later ones make a difference, and are divided by it."""
+    scaling = RewardScaling(discount=0.5, clip=None)
+    first = reward_trajectory([reward], [FIRST, MID], [1])
+    variables, scaled, deviation = scaling(scaling.start(1), first)
+    assert float(deviation) == 1.0 and float(scaled.reward[0, 0]) == np.float32(reward)
+    # The second action's G is 1.5 r, so the deviation of both is |r| / 4.
+    _, scaled, deviation = scaling(variables, reward_trajectory([reward], [MID, MID], [1]))
+    assert float(deviation) == pytest.approx(np.sqrt(reward**2 / 16 + EPSILON) if reward else 1.0, rel=1e-5)
+    assert float(scaled.reward[0, 0]) == pytest.approx(reward / float(deviation), rel=1e-6)
 
 
 def test_a_resumed_host_run_starts_returns_anew() -> None:

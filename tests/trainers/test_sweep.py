@@ -156,3 +156,28 @@ def test_a_field_that_python_looks_at_is_refused_before_anything_is_written(tmp_
     with pytest.raises(ConfigError, match=r"config.sweep cannot have loss.bonus: Python code needs the number"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True)
+class Keeps(VTrace):
+    """Computes something in `__post_init__` from a field.
+
+    Attributes:
+        bonus: any number.
+    """
+
+    bonus: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "half", self.bonus / 2)
+
+
+def test_what_was_computed_before_a_swept_value_is_refused() -> None:
+    def config(path: str) -> Any:
+        loss = config_for(f"{__name__}:Keeps")
+        return small_config(1, mesh=config_for("mesh"), loss=loss, sweep={path: [0.5, 1.0]})
+
+    with pytest.raises(ConfigError, match=r"config.sweep cannot have fields of Keeps, which keeps half beside its f"):
+        check(config("loss.bonus"))
+    assert check(config("optimizer.learning_rate")).seeds is not None
