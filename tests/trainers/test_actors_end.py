@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from actor_setups import SOON, alive, running, wait_until
-from learner_setups import host
+from learner_setups import host, make_agent
 
 from flaxrl.envs.fake import HostScripted, Scripted
 from flaxrl.envs.spec import EnvSpec, MultiDiscrete
