@@ -113,7 +113,7 @@ def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
     def command(*arguments: str) -> Result:
         seen.clear()
-        for name in ("config", "workdir", "mode", "video", "out", "process_id", "eval_seed", "eval_setting"):
+        for name in ("config", "workdir", "mode", "process_id", *cli._MODE_FLAGS):
             flags.FLAGS[name].unparse()
         with pytest.raises(SystemExit) as info:
             cli.run(main_module.main, ["main.py", *arguments])

@@ -100,7 +100,7 @@ def test_a_component_without_a_legal_action_ends_the_run():
     agent = make_agent(Parts(num_envs=1).spec, core="feed_forward")
     with (
         running(lambda n: Parts(num_envs=n), agent=agent, threads=0) as run,
-        pytest.raises(TrainingError, match="env 1 gave an action mask without a legal action at step 8, "),
+        pytest.raises(TrainingError, match="env 1 gave an action mask without a legal action at step 9, "),
     ):
         run.sample()
 
