@@ -67,6 +67,7 @@ def alone(folder: Path) -> Path:
     return folder / "alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_log_what_one_does(both: Any, folder: Path, alone: Path, kind: str) -> None:
     assert [status for status, _, _ in both] == [0, 0], both
@@ -85,6 +86,7 @@ def names(lines: list[dict[str, Any]]) -> set[str]:
     return set().union(*lines)
 
 
+@pytest.mark.slow
 def test_only_process_0_prints_and_writes(both: Any, folder: Path) -> None:
     (_, first, _), (_, second, _) = both
     assert "devices       4 x cpu (mesh data=2 x fsdp=2)" in first and "100%" in first
@@ -99,9 +101,8 @@ def test_only_process_0_prints_and_writes(both: Any, folder: Path) -> None:
     assert saved_steps(folder / "jax") == [2 * STEPS, 4 * STEPS, 6 * STEPS]
 
 
-@pytest.mark.parametrize(
-    "kind", ["jax", *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("gymnax", "lock_step")]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_process_goes_on(
     both: Any, folder: Path, alone: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ def swept(updates: int = 3, num_seeds: int = 1, **sweep: Any) -> Any:
     return small_config(updates, mesh=config_for("mesh"), num_seeds=num_seeds, sweep=grid)
 
 
+@pytest.mark.slow
 def test_each_setting_is_the_run_with_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = swept(3, 2, optimizer__learning_rate=(1e-2, 3e-3), loss__entropy_cost=[0.3])
     config.optimizer.max_grad_norm = 0.5
