@@ -107,6 +107,7 @@ def test_train_resume_evaluate_film_plot(start: Start, tmp_path: Path) -> None:
         assert image.size == (768, 432)
 
 
+@pytest.mark.slow
 def test_many_seeds_have_a_device_each_core_and_are_evaluated_one_by_one(start: Start) -> None:
     cores = min(2, cpu_devices.cores())
     many = ("--config.num_seeds=2", "--config.mesh.data=-1")

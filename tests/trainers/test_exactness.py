@@ -90,6 +90,7 @@ def test_resumed_is_uninterrupted(tmp_path: Path, config: Any) -> None:
     assert len(set(rates)) == 4
 
 
+@pytest.mark.slow
 def test_the_same_seed_and_mesh_give_the_same_numbers(tmp_path: Path) -> None:
     one, two = (train(recurrent(4), tmp_path / name) for name in "ab")
     assert_same(one.state, two.state)
